@@ -1,0 +1,37 @@
+# `make run` and `make test` are all a newcomer needs; each sets up its own virtual environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: run test check format clean
+
+run: $(VENV)/.run-ready
+	$(BIN)/python recipes/first_comparison.py
+
+test: $(VENV)/.dev-ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/.dev-ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+format: $(VENV)/.dev-ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e ".[plot]"
+	@touch $@
+
+$(VENV)/.dev-ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e ".[plot,dev]"
+	@touch $@ $(VENV)/.run-ready

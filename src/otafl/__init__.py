@@ -1,0 +1,104 @@
+"""otafl: over-the-air federated learning, every method in one harness on the same wireless world.
+
+    import otafl
+    result = otafl.run(otafl.load_config("quick", {"algorithm.name": "fedavg"}))
+    result.metrics["test_accuracy"]     # [seeds, recorded rounds]
+
+Names are loaded when first used, so that `import otafl` is quick.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from otafl._version import __version__
+from otafl.registry import register
+
+if TYPE_CHECKING:
+    from otafl.algorithms.base import Algorithm, Info, Problem, Round
+    from otafl.config import Config, load_config
+    from otafl.engine.models import TaskShape
+    from otafl.errors import OtaflError
+    from otafl.fold import Result, run
+    from otafl.radio.csi import Knowledge
+    from otafl.random import Streams
+    from otafl.world.data import Dataset, Split
+
+_HOMES = {
+    "Algorithm": "otafl.algorithms.base",
+    "Info": "otafl.algorithms.base",
+    "Problem": "otafl.algorithms.base",
+    "Round": "otafl.algorithms.base",
+    "Config": "otafl.config",
+    "load_config": "otafl.config",
+    "TaskShape": "otafl.engine.models",
+    "OtaflError": "otafl.errors",
+    "Knowledge": "otafl.radio.csi",
+    "Streams": "otafl.random",
+    "Result": "otafl.fold",
+    "run": "otafl.fold",
+    "Dataset": "otafl.world.data",
+    "Split": "otafl.world.data",
+}
+Class = TypeVar("Class", bound=type)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'otafl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def register_algorithm(name: str) -> Callable[[Class], Class]:
+    """Class decorator: `[algorithm] name = "..."` chooses this class."""
+    return register("algorithms", name)
+
+
+def register_model(name: str) -> Callable[[Class], Class]:
+    """Class decorator: `[model] name = "..."` chooses this class."""
+    return register("models", name)
+
+
+def register_dataset(name: str) -> Callable[[Class], Class]:
+    """Class decorator: `[data] name = "..."` chooses this class."""
+    return register("datasets", name)
+
+
+def register_fading(name: str) -> Callable[[Class], Class]:
+    """Class decorator: `[fading] name = "..."` chooses this class."""
+    return register("fading", name)
+
+
+def register_mobility(name: str) -> Callable[[Class], Class]:
+    """Class decorator: `[mobility] name = "..."` chooses this class."""
+    return register("mobility", name)
+
+
+def register_pathloss(name: str) -> Callable[[Class], Class]:
+    """Class decorator: `[pathloss] name = "..."` chooses this class."""
+    return register("pathloss", name)
+
+
+__all__ = [
+    "Algorithm",
+    "Config",
+    "Dataset",
+    "Info",
+    "Knowledge",
+    "OtaflError",
+    "Problem",
+    "Result",
+    "Round",
+    "Split",
+    "Streams",
+    "TaskShape",
+    "__version__",
+    "load_config",
+    "register_algorithm",
+    "register_dataset",
+    "register_fading",
+    "register_mobility",
+    "register_model",
+    "register_pathloss",
+    "run",
+]

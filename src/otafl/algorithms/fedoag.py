@@ -1,0 +1,77 @@
+"""FedOAG: over-the-air federated learning by implicit gossiping.
+
+M. Xiang, N. Michelusi, Y. C. Eldar, L. Su, "Over-the-Air Federated Learning in Heterogeneous Mobile Wireless
+Networks", Algorithm 1; line numbers below are its.
+
+    Δ_i = (x̃_i − x^{τ_i+1})/η        everything device i has not sent since its last upload
+    A   = {i : |h_i| ≥ γ/√(d E_s)},   B = max_{i∈A} ‖Δ_i‖,   x̂_i = (γ/h_i) Δ_i/B
+    x^{t+1} = η B/(γ|A|) (Σ_{i∈A} h_i x̂_i + z) + mean_{i∈A} x^{τ_i+1}
+    i ∈ A: x_i, anchor ← x^{t+1} at the end of the round;   others: x_i ← x̃_i
+
+Knows: its own h at each device; the server learns who is active and the norms ‖Δ_i‖ from the handshake.
+Does not know: channel statistics on any side, h at the server.
+Communicates: d channel uses and one scalar per active device and round.
+Departures: anchors are reference-counted (same result, bounded memory); τ is updated before the prune.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from otafl.algorithms.anchors import Anchors
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.truncated import active_devices, heard_mean
+from otafl.radio.csi import Knowledge
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs."""
+
+    params: Tensor
+    """x^t, [S, P]."""
+    local_params: Tensor
+    """x_i^t, [S, M, P]."""
+    anchors: Anchors
+    """x^{τ_i+1}."""
+
+
+@dataclass(frozen=True)
+class FedOAG:
+    """Truncated inversion, norm handshake and postponed broadcast: gossip through the server."""
+
+    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
+    ideal_radio: ClassVar[bool] = False
+
+    gamma: Annotated[float, Gt(0)] = 1e-9
+    """γ, the pre-scalar; paper: 1e-9 for its 814,090 parameters."""
+
+    def init(self, problem: Problem) -> State:
+        """Line 2: every device starts from x^0 and has it as its anchor."""
+        return State(
+            params=problem.initial,
+            local_params=problem.initial[:, None, :].repeat(1, problem.num_devices, 1),
+            anchors=Anchors.initial(problem.initial, problem.num_devices),
+        )
+
+    def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
+        """Lines 4–28."""
+        # Lines 4–9, all devices: train from the own, possibly stale, model; measure against the anchor.
+        updates = round.train(state.local_params)
+        innovation = updates.relative_to(state.anchors.pool, state.anchors.slot)
+
+        # Lines 10–18: the active devices report norms and send; the server recovers the mean innovation.
+        heard = heard_mean(round, innovation, active_devices(round, self.gamma), self.gamma)
+
+        # Line 19 and line 26: add the mean anchor; if nobody was active, keep the model.
+        rebuilt = round.lr * heard.mean + state.anchors.mean(heard.who)
+        params = torch.where(heard.any, rebuilt, state.params)
+
+        # Lines 20–28: postponed broadcast to the active devices only; the others keep what they trained.
+        anchors = state.anchors.receive(params, heard.who, in_place=round.donates)
+        local_params = torch.where(heard.who[..., None], params[:, None, :], updates.end)
+        info = Info(active=heard.who, norm_bound=heard.norm_bound, anchors=anchors.count())
+        return State(params, local_params, anchors), info

@@ -1,0 +1,57 @@
+"""OTA-FedAvg: FedOAG's truncated uplink without its memory.
+
+Not a published method of its own: what FedOAG is without the postponed broadcast, so that the difference
+between the two is what the gossip is worth. All devices receive x^t at the start of the round, and
+
+    x^{t+1} = x^t + η B/(γ|A|) (Σ_{i∈A} h_i x̂_i + z),   Δ_i = (x̃_i − x^t)/η
+
+with A, B and x̂_i as in FedOAG. With unequal channels it converges to the optimum of the p-weighted objective
+(the paper's Remark 1), not to that of F.
+
+Knows: its own h at each device; the server learns who is active and the norms from the handshake.
+Does not know: channel statistics on any side, h at the server.
+Communicates: d channel uses and one scalar per active device and round.
+Departures: none.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.truncated import active_devices, heard_mean
+from otafl.radio.csi import Knowledge
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs."""
+
+    params: Tensor
+    """x^t, [S, P]."""
+
+
+@dataclass(frozen=True)
+class OTAFedAvg:
+    """FedOAG's uplink without memory: the average over whoever is active, biased by unequal channels."""
+
+    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
+    ideal_radio: ClassVar[bool] = False
+
+    gamma: Annotated[float, Gt(0)] = 1e-9
+    """γ, the pre-scalar, as in FedOAG."""
+
+    def init(self, problem: Problem) -> State:
+        """Start from x^0."""
+        return State(problem.initial)
+
+    def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
+        """Active devices train from x^t; the work of silent ones would be thrown away, so they do not."""
+        active = active_devices(round, self.gamma)
+        updates = round.train(state.params, active)
+        heard = heard_mean(round, updates, active, self.gamma)
+        params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
+        return State(params), Info(active=heard.who, norm_bound=heard.norm_bound)

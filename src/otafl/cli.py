@@ -1,0 +1,311 @@
+"""The command line: verbs only, everything else is in the library.
+
+Knows: how to ask and how to answer on a terminal.
+Does not know: how anything is computed.
+"""
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from otafl._version import __version__
+from otafl.errors import ConfigError, OtaflError
+
+if TYPE_CHECKING:
+    from otafl.config import Config
+    from otafl.fold import Result
+
+DIVERGED_STATUS = 3
+SECONDS_BETWEEN_LINES = 15.0  # progress lines where there is no terminal
+
+app = typer.Typer(
+    name="otafl",
+    help="Over-the-air federated learning: every method in one harness on the same wireless world.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="List data sets, or get one.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line and status 2."""
+    logging.basicConfig(level=logging.WARNING, format="otafl: %(message)s")
+    try:
+        status = app(standalone_mode=False)
+    except OtaflError as error:
+        _fail(str(error), error.exit_status)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:  # click's own errors, under whichever name typer ships them
+        if not hasattr(error, "format_message"):
+            raise
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "otafl"
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            sys.exit(2)
+        _fail(f"{' '.join(error.format_message().split())} (see '{where} --help')", 2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str, status: int) -> None:
+    print(f"otafl: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"otafl {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG|PRESET]", help="A TOML file, or a preset: see 'otafl list presets'.")
+    ] = "quick",
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key; may be repeated.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0-4 or 0,2,5.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME-HASH.")] = None,
+) -> int:
+    """Run a configuration; the same command continues an interrupted run.
+
+    Examples:
+      otafl run quick
+
+      otafl run stationary --set algorithm.name=fedavg --seeds 0-4
+
+      otafl run my.toml --set training.lr=0.03 --out runs/mine
+    """
+    from otafl.config import load_config, parse_override
+
+    chosen = dict(parse_override(text) for text in overrides or [])
+    if seeds is not None:
+        chosen["experiment.seeds"] = parse_seeds(seeds)
+    resolved = load_config(config, chosen)
+
+    from otafl.fold import Interrupted, choose_device, default_directory
+    from otafl.fold import run as run_config
+
+    choose_device(device)
+    out = out or default_directory(resolved)
+    print(f"{_headline(resolved)}\n{out}", file=sys.stderr)
+    try:
+        with Progress(resolved) as progress:
+            result = run_config(resolved, out=out, device=device, observer=progress)
+    except Interrupted as stop:
+        print(f"otafl: {stop}; the same command continues from there", file=sys.stderr)
+        return 128 + stop.number
+    _print_summary(result, out)
+    return DIVERGED_STATUS if result.diverged else 0
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str, typer.Argument(help="algorithms, fading, mobility, pathloss, datasets, models or presets.")
+    ] = "",
+) -> None:
+    """List what a configuration can choose."""
+    from otafl import registry
+
+    kinds = [*registry.BUILTIN, "presets"]
+    if kind and kind not in kinds:
+        raise ConfigError(f"list {kind!r}: unknown{registry.nearest(kind, kinds)}; choose from {', '.join(kinds)}")
+    for shown in [kind] if kind else kinds:
+        if not kind:
+            print(f"{shown}:")
+        for name, text in _entries(shown):
+            print(f"  {name:<18} {text}")
+
+
+def _entries(kind: str) -> list[tuple[str, str]]:
+    from otafl import registry
+
+    if kind == "presets":
+        from otafl.presets import PRESETS
+
+        return [(name, preset.summary) for name, preset in PRESETS.items()]
+    return [(name, registry.summary(kind, name)) for name in registry.names(kind)]
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List data sets and where their files are."""
+    from otafl import registry
+    from otafl.world.files import IMAGE_FILES
+
+    for name in registry.names("datasets"):
+        if name not in IMAGE_FILES:
+            print(f"  {name:<18} ready, no files needed")
+            continue
+        found = IMAGE_FILES[name].locate()
+        place = next(iter(found.values())).parent if found else None
+        print(f"  {name:<18} {f'in {place}' if place else f'not here; otafl data get {name}'}")
+
+
+@data_app.command("get")
+def data_get(name: Annotated[str, typer.Argument(help="mnist or fashion-mnist.")]) -> None:
+    """Find or download a data set's files and verify them."""
+    from otafl import registry
+    from otafl.world.files import IMAGE_FILES
+
+    if name not in IMAGE_FILES:
+        if name in registry.names("datasets"):
+            print(f"{name} needs no files")
+            return
+        raise ConfigError(
+            f"data get {name!r}: unknown{registry.nearest(name, IMAGE_FILES)}; there are {', '.join(IMAGE_FILES)}"
+        )
+    print(f"{name}: verified in {IMAGE_FILES[name].fetch()}")
+
+
+@app.command()
+def doctor() -> int:
+    """Tell what is installed, which devices there are and where data is."""
+    import importlib.metadata
+    import importlib.util
+    import platform
+
+    import torch
+
+    from otafl.world.files import IMAGE_FILES, data_directory
+
+    print(f"otafl {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for package in ("torch", "numpy", "scipy", "pydantic", "safetensors", "typer", "rich"):
+        print(f"  {package:<12} {importlib.metadata.version(package)}")
+    for package, extra in (("matplotlib", "plot"),):
+        missing = importlib.util.find_spec(package) is None
+        state = f"missing: pip install otafl[{extra}]" if missing else importlib.metadata.version(package)
+        print(f"  {package:<12} {state}")
+    print(f"  CPU          {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            memory_gib = torch.cuda.get_device_properties(index).total_memory / 2**30
+            print(f"  CUDA         {torch.cuda.get_device_name(index)}, {memory_gib:.0f} GiB")
+    else:
+        print("  CUDA         none; runs use the CPU")
+    source = "OTAFL_DATA" if os.environ.get("OTAFL_DATA") else "default; OTAFL_DATA changes it"
+    print(f"  data         {data_directory()} ({source})")
+    healthy = True
+    for name, files in IMAGE_FILES.items():
+        try:
+            state = "verified" if files.locate() is not None and files.read() else f"not here; otafl data get {name}"
+        except OtaflError as error:
+            state, healthy = str(error), False
+        print(f"  {name:<12} {state}")
+    return 0 if healthy else 2
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0-4` or `0,2,5` as a list."""
+    try:
+        seeds: list[int] = []
+        for part in text.split(","):
+            first, dash, last = part.partition("-")
+            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
+    except ValueError:
+        raise ConfigError(f"--seeds {text}: write seeds as 0-4 or 0,2,5") from None
+    if not seeds:
+        raise ConfigError(f"--seeds {text}: names no seed")
+    return seeds
+
+
+def _headline(config: "Config") -> str:
+    seeds = ", ".join(map(str, config.experiment.seeds))
+    return (
+        f"{config.algorithm.name} on {config.data.name}: {config.experiment.rounds} rounds, "
+        f"{config.cell.devices} devices, seeds {seeds}"
+    )
+
+
+class Progress:
+    """A bar with time left on a terminal, a line now and then elsewhere; called after every round."""
+
+    def __init__(self, config: "Config") -> None:
+        self._total = config.experiment.rounds
+        self._accuracy = ""
+        self._started = self._printed = time.monotonic()
+        self._first: int | None = None
+        self._bar: Any = None
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr.isatty():
+            from rich import progress as rich_progress
+            from rich.console import Console
+
+            self._bar = rich_progress.Progress(
+                rich_progress.TextColumn("round"),
+                rich_progress.MofNCompleteColumn(),
+                rich_progress.BarColumn(),
+                rich_progress.TextColumn("{task.fields[accuracy]}"),
+                rich_progress.TimeRemainingColumn(),
+                rich_progress.TextColumn("left"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("run", total=self._total, accuracy="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, row: Any) -> None:
+        if row is not None and "test_accuracy" in row:
+            values = row["test_accuracy"]
+            self._accuracy = f"test accuracy {100 * sum(values) / len(values):.1f} %"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, accuracy=self._accuracy)
+            return
+        now = time.monotonic()
+        self._first = done - 1 if self._first is None else self._first
+        if now - self._printed >= SECONDS_BETWEEN_LINES:
+            left_s = (now - self._started) / (done - self._first) * (self._total - done)
+            print(f"round {done}/{self._total}  {self._accuracy}  {left_s:.0f} s left", file=sys.stderr)
+            self._printed = now
+
+
+def _print_summary(result: "Result", out: Path) -> None:
+    summary = result.summary
+    for name, label, factor, unit in (
+        ("test_accuracy", "test accuracy", 100.0, " %"),
+        ("mean_accuracy", "accuracy of the mean model", 100.0, " %"),
+        ("validation_accuracy", "validation accuracy", 100.0, " %"),
+        ("test_loss", "test loss", 1.0, ""),
+    ):
+        entry = summary.get(name)
+        if entry is None or entry["mean"] is None:
+            continue
+        spread = f" ± {factor * entry['std']:.3g}" if entry["std"] is not None else ""
+        count = len(entry["per_seed"])
+        seeds = "1 seed" if count == 1 else f"mean ± std of {count} seeds"
+        print(f"{label:<28} {factor * entry['mean']:.4g}{spread}{unit}  ({summary['averaged_over']}, {seeds})")
+    if "num_active" in summary:
+        print(f"{'active devices per round':<28} {summary['num_active']:.2f}")
+    print(f"{'time':<28} {summary['wall_s']:.1f} s on {summary['device']}")
+    for seed, entry in summary.get("diverged", {}).items():
+        print(f"otafl: seed {seed} diverged after round {entry['round']}: {entry['cause']}", file=sys.stderr)
+    print(f"{summary['status']}: {out}")
+
+
+if __name__ == "__main__":
+    main()

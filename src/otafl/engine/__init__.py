@@ -1,0 +1,1 @@
+"""Inside the devices: models, flat vectors, local training."""

@@ -1,0 +1,156 @@
+"""What is minimised: a model's loss on data, for parameters given as flat vectors.
+
+Knows: the module, its flat layout, losses, evaluation.
+Does not know: devices, rounds, channels.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from otafl.engine.models import seeded_build
+from otafl.errors import PluginError
+from otafl.random import Streams
+from otafl.world.data import Dataset, Loss, Split
+
+EVALUATION_IMAGES = 2_000  # images per forward pass
+
+
+def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, targets, reduction="none")
+
+
+def _half_squared_norm(output: Tensor, targets: Tensor) -> Tensor:
+    return 0.5 * output.square().sum(-1)
+
+
+LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross_entropy": _cross_entropy,
+    "half_squared_norm": _half_squared_norm,
+}
+"""Loss of every example, [N]."""
+
+
+class Scores(NamedTuple):
+    """Mean loss and, where there are classes, accuracy, each [S]."""
+
+    loss: Tensor
+    accuracy: Tensor | None
+
+
+class Examples(NamedTuple):
+    """A split on the compute device."""
+
+    features: Tensor
+    targets: Tensor
+
+
+class Objective:
+    """A model's loss as a function of a flat parameter vector.
+
+    Parameters are laid out in the order of `named_parameters()`.
+    """
+
+    def __init__(
+        self, build: Callable[[], nn.Module], dataset: Dataset, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.device, self.dtype = device, dtype
+        self._build = build
+        self._module = seeded_build(build, 0).to(device=device, dtype=dtype)
+        self._shapes = {name: value.shape for name, value in self._module.named_parameters()}
+        self.num_params = sum(shape.numel() for shape in self._shapes.values())
+        self._example_loss = LOSSES[dataset.loss]
+        self._classifies = dataset.loss == "cross_entropy"
+        self.num_classes = dataset.num_classes
+        self.train = self.on_device(dataset.train)
+        self._try_forward()
+
+    def on_device(self, split: Split) -> Examples:
+        """A split as tensors of this objective's device and dtype."""
+        features = torch.from_numpy(split.features).to(device=self.device, dtype=self.dtype)
+        return Examples(features, torch.from_numpy(split.targets).to(self.device))
+
+    def _try_forward(self) -> None:
+        """Fail early, in one line, if the module does not fit the data."""
+        try:
+            with torch.no_grad():
+                output = self._module(self.train.features[:2])
+                loss = self._example_loss(output, self.train.targets[:2])
+        except Exception as error:
+            raise PluginError(
+                f"model: cannot be applied to features of shape {tuple(self.train.features.shape[1:])}: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        if loss.shape != (min(2, len(self.train.features)),):
+            raise PluginError(f"model: output of shape {tuple(output.shape)} does not give one loss per example")
+        if self._classifies and output.shape[-1] != self.num_classes:
+            raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
+
+    def initial(self, seeds: tuple[int, ...]) -> Tensor:
+        """x^0 of every seed, [S, P]: drawn on the CPU in float32, so that every device and dtype starts alike."""
+        rows = []
+        for seed in seeds:
+            module = seeded_build(self._build, Streams(seed).key("init"))
+            rows.append(torch.cat([p.detach().to("cpu", torch.float32).flatten() for p in module.parameters()]))
+        return torch.stack(rows).to(device=self.device, dtype=self.dtype)
+
+    def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of [..., P] as named parameters [..., *shape]."""
+        views, offset = {}, 0
+        for name, shape in self._shapes.items():
+            views[name] = flat[..., offset : offset + shape.numel()].view(flat.shape[:-1] + shape)
+            offset += shape.numel()
+        return views
+
+    def loss(self, params: dict[str, Tensor], features: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss over a batch: what a local step descends."""
+        output = functional_call(self._module, params, (features,))
+        return self._example_loss(output, targets).mean()
+
+    def _example_scores(self, params: dict[str, Tensor], features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        output = functional_call(self._module, params, (features,))
+        correct = (output.argmax(-1) == targets).sum()
+        return self._example_loss(output, targets).sum(), correct
+
+    def evaluate(self, flat: Tensor, examples: Examples) -> Scores:
+        """Mean loss and accuracy of every row of [S, P] on a split."""
+        total = torch.zeros(len(flat), dtype=torch.float64, device=self.device)
+        correct = torch.zeros(len(flat), dtype=torch.int64, device=self.device)
+        scores = vmap(self._example_scores, in_dims=(0, None, None))
+        with torch.no_grad():
+            for features, targets in _chunks(examples):
+                chunk_loss, chunk_correct = scores(self.unflatten(flat), features, targets)
+                total += chunk_loss
+                correct += chunk_correct
+        count = len(examples.targets)
+        return Scores(total / count, correct.to(torch.float64) / count if self._classifies else None)
+
+    def grad_norm_sq(self, flat: Tensor, weights: Tensor) -> Tensor:
+        """‖∇F(x)‖² of every row of [S, P] for F = Σ_n weights_n · loss_n over the training set, weights [S, N]."""
+
+        def weighted(params: dict[str, Tensor], weight: Tensor, features: Tensor, targets: Tensor) -> Tensor:
+            output = functional_call(self._module, params, (features,))
+            return (weight * self._example_loss(output, targets)).sum()
+
+        gradient_of = grad_and_value(weighted)
+        result = []
+        for row, weight in zip(flat, weights, strict=True):
+            params = self.unflatten(row)
+            total = {name: torch.zeros_like(value) for name, value in params.items()}
+            start = 0
+            for features, targets in _chunks(self.train):
+                part, _ = gradient_of(params, weight[start : start + len(targets)], features, targets)
+                for name, value in part.items():
+                    total[name] += value
+                start += len(targets)
+            result.append(sum(value.to(torch.float64).square().sum() for value in total.values()))
+        return torch.stack([torch.as_tensor(value) for value in result])
+
+
+def _chunks(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(examples.targets), EVALUATION_IMAGES):
+        stop = start + EVALUATION_IMAGES
+        yield examples.features[start:stop], examples.targets[start:stop]

@@ -1,0 +1,35 @@
+"""The errors a user can cause, each one line that says what to do.
+
+Knows: exit statuses.
+Does not know: where an error is shown.
+"""
+
+
+class OtaflError(Exception):
+    """A mistake in what the library was given: shown as one line, exit status 2."""
+
+    exit_status = 2
+
+
+class ConfigError(OtaflError):
+    """A configuration key, value or combination that cannot be run."""
+
+
+class DataError(OtaflError):
+    """A data file that is missing, damaged or of the wrong kind."""
+
+
+class RunDirectoryError(OtaflError):
+    """An output directory that cannot be written, continued or read."""
+
+
+class PluginError(OtaflError):
+    """An algorithm, model, dataset, fading or mobility class that breaks its contract."""
+
+
+class InformationError(PluginError):
+    """A read of channel knowledge that the algorithm did not declare."""
+
+
+class EnergyError(PluginError):
+    """A transmission above the energy limit d E_s."""

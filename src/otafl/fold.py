@@ -1,0 +1,515 @@
+"""The fold of an algorithm's `step` over the rounds of a world: the only loop over rounds.
+
+Knows: simulations, metrics, the run directory.
+Does not know: methods, how a result is shown.
+"""
+
+import csv
+import dataclasses
+import io
+import math
+import platform
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from otafl._version import __version__
+from otafl.config import Config, load_config
+from otafl.errors import ConfigError, PluginError, RunDirectoryError
+from otafl.metrics import Ledger, Rows, consensus
+from otafl.radio.air import NoiseSource
+from otafl.rundir import Checkpoint, RunDirectory
+from otafl.simulation import Simulation
+
+LAST_ROUNDS = 50  # accuracies are averaged over the recorded rounds r > T − 50, as in the paper
+INTEGER_COLUMNS = {"staleness_max", "anchors", "channel_uses", "scalar_reports"}
+COLUMNS = (
+    "test_accuracy",
+    "test_loss",
+    "validation_accuracy",
+    "validation_loss",
+    "mean_accuracy",
+    "mean_loss",
+    "num_active",
+    "norm_bound",
+    "staleness_mean",
+    "staleness_max",
+    "anchors",
+    "energy_ratio_max",
+    "snr_db",
+    "noise_to_update",
+    "consensus",
+    "grad_norm_sq",
+    "mean_grad_norm_sq",
+    "energy_j",
+    "channel_uses",
+    "scalar_reports",
+)
+
+Observer = Callable[[int, Rows | None], None]
+"""Called after every round with the number of rounds done and, where one was recorded, the newest row."""
+
+
+class Interrupted(Exception):
+    """A signal stopped the run after a checkpoint; the same command continues."""
+
+    def __init__(self, number: int, round_: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name} after round {round_}")
+        self.number, self.round = number, round_
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run found."""
+
+    config: Config
+    rounds: NDArray[np.int64]
+    """Recorded rounds, [R]."""
+    metrics: Mapping[str, NDArray[np.float64]]
+    """Column name to values [S, R]; NaN where there is none."""
+    params: Tensor
+    """x^T, [S, P]; the last model of a seed that diverged is not finite."""
+    diverged: Mapping[int, int]
+    """Seed to the round after which its model was not finite."""
+    summary: Mapping[str, Any]
+
+    @property
+    def status(self) -> str:
+        """`complete`, or `failed` where a seed diverged."""
+        return str(self.summary["status"])
+
+
+def run(
+    config: Config | str | Path,
+    out: str | Path | None = None,
+    device: str = "auto",
+    *,
+    model: nn.Module | None = None,
+    noise: NoiseSource | None = None,
+    observer: Observer | None = None,
+) -> Result:
+    """Run a configuration (or preset, or TOML file) and return its results.
+
+    Args:
+        config: what to run.
+        out: a run directory to write, to continue if it was interrupted, or to read if it is complete; None
+            writes nothing.
+        device: "auto", "cpu" or "cuda".
+        model: a module to use instead of `[model]`; every seed starts from its present weights.
+        noise: a source of receiver noise instead of the addressed one.
+        observer: called after every round.
+    """
+    if not isinstance(config, Config):
+        config = load_config(config)
+    compute = choose_device(device)
+    if out is None:
+        return _fold(Simulation(config, compute, model, noise), None, observer)
+    if model is not None or noise is not None:
+        raise ConfigError("run(out=...) cannot record a model or noise passed as objects; register the model instead")
+    with RunDirectory.open(Path(out), config) as directory:
+        summary = directory.summary()
+        if summary is not None and summary.get("status") in ("complete", "failed"):
+            return _load(config, directory, summary)
+        return _fold(Simulation(config, compute), directory, observer)
+
+
+def choose_device(name: str) -> torch.device:
+    """The compute device of a name."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+class _Recorder:
+    """Rows in memory and, where there is a directory, in metrics.csv."""
+
+    def __init__(self, seeds: tuple[int, ...], directory: RunDirectory | None) -> None:
+        self._seeds, self._directory = seeds, directory
+        self.rounds: list[int] = []
+        self.rows: list[Rows] = []
+        self._columns: list[str] | None = None
+        self.text = ""
+
+    def add(self, r: int, columns: Rows, alive: list[bool]) -> None:
+        """Record x^r; a seed that is not alive has no row."""
+        row = {
+            name: [v if a else math.nan for v, a in zip(values, alive, strict=True)] for name, values in columns.items()
+        }
+        self.rounds.append(r)
+        self.rows.append(row)
+        if r == 0:  # held back until the first round has shown which columns the method adds
+            return
+        text = ""
+        if self._columns is None:
+            own = [name for name in row if name not in COLUMNS]
+            self._columns = [name for name in COLUMNS if name in row] + own
+            text = ",".join(["seed", "round", *self._columns]) + "\n"
+            text += self._lines(0, self.rows[0], [True] * len(self._seeds))
+        text += self._lines(r, row, alive)
+        self.text += text
+        if self._directory is not None:
+            self._directory.append_metrics(text)
+
+    def _lines(self, r: int, row: Rows, alive: list[bool]) -> str:
+        assert self._columns is not None
+        lines = [
+            ",".join([str(seed), str(r), *(_number(name, row.get(name), s) for name in self._columns)])
+            for s, seed in enumerate(self._seeds)
+            if alive[s]
+        ]
+        return "".join(line + "\n" for line in lines)
+
+    def restore(self, text: str) -> None:
+        """Continue from the content of an earlier metrics.csv."""
+        self.rounds, self.rows, self._columns = _parse(text, self._seeds)
+        self.text = text
+
+    def arrays(self) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+        """Recorded rounds [R] and columns [S, R]."""
+        blank = [math.nan] * len(self._seeds)
+        names = [name for name in COLUMNS if any(name in row for row in self.rows)]
+        names += [name for name in self.rows[-1] if name not in COLUMNS]
+        values = {name: np.array([row.get(name, blank) for row in self.rows]).T for name in names}
+        return np.array(self.rounds), values
+
+
+def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | None) -> Result:
+    """All rounds of a simulation, from the start or from a checkpoint."""
+    config = sim.config
+    num_rounds, eval_every = config.experiment.rounds, config.experiment.eval_every
+    state = sim.init()
+    ledger = Ledger.empty(len(sim.seeds), config.cell.devices, sim.device)
+    recorder = _Recorder(sim.seeds, directory)
+    first, earlier_s = 0, 0.0
+    checkpoint = directory.load_checkpoint() if directory is not None else None
+    if checkpoint is not None:
+        first, earlier_s = checkpoint.round, checkpoint.elapsed_s
+        state = _restore(state, checkpoint.tensors, sim.device)
+        ledger = Ledger.from_tensors(_part(checkpoint.tensors, "ledger", sim.device))
+        recorder.restore(checkpoint.metrics)
+    started = last_saved = time.monotonic()
+    if directory is not None:
+        directory.write("summary.json", '{"status": "running"}\n')
+        directory.write("metrics.csv", recorder.text)
+        directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
+    if not recorder.rounds:
+        recorder.add(0, _row(sim, state, ledger, 0), [True] * len(sim.seeds))
+    with _signals(directory is not None) as stop:
+        for t in range(first, num_rounds):
+            state, info, round_, ratio = sim.step(state, t)
+            ledger.observe(t, round_, info, state.params, ratio, sim.noise_var_j)
+            done = t + 1
+            recorded = done % eval_every == 0 or done == num_rounds
+            row = None
+            if recorded or sim.device.type == "cpu":
+                sim.guard.check()
+            if recorded:
+                row = _row(sim, state, ledger, done)
+                alive = (ledger.diverged_at < 0).tolist()
+                recorder.add(done, row, alive)
+            if observer is not None:
+                observer(done, row)
+            if recorded and not any(alive):
+                break
+            now = time.monotonic()
+            due = now - last_saved >= config.experiment.checkpoint_s and done < num_rounds
+            if directory is not None and (due or stop):
+                directory.save_checkpoint(
+                    Checkpoint(done, earlier_s + now - started, _tensors(state, ledger), recorder.text)
+                )
+                last_saved = time.monotonic()
+                directory.log(f"checkpoint after round {done}")
+                if stop:
+                    directory.log(f"stopped by {signal.Signals(stop[0]).name} after round {done}")
+                    raise Interrupted(stop[0], done)
+    wall_s = earlier_s + time.monotonic() - started
+    return _finish(sim, state.params, ledger, recorder, wall_s, directory)
+
+
+def _row(sim: Simulation, state: Any, ledger: Ledger, r: int) -> Rows:
+    """All columns of x^r."""
+    record = sim.config.experiment.record
+    columns: Rows = {}
+
+    def score(prefix: str, params: Tensor, examples: Any) -> None:
+        scores = sim.objective.evaluate(params, examples)
+        if scores.accuracy is not None:
+            columns[f"{prefix}_accuracy"] = scores.accuracy.tolist()
+        columns[f"{prefix}_loss"] = scores.loss.tolist()
+
+    score("test", state.params, sim.test)
+    if sim.validation is not None:
+        score("validation", state.params, sim.validation)
+    mean = sim.mean_params(state) if "mean" in record else None
+    if mean is not None:
+        score("mean", mean, sim.test)
+    if "consensus" in record:
+        local = getattr(state, "local_params", None)
+        columns["consensus"] = [0.0] * len(sim.seeds) if local is None else consensus(local).tolist()
+    if "gradient" in record:
+        weights = sim.sampler.image_weights(len(sim.objective.train.targets)).to(sim.device, sim.dtype)
+        columns["grad_norm_sq"] = sim.objective.grad_norm_sq(state.params, weights).tolist()
+        if mean is not None:
+            columns["mean_grad_norm_sq"] = sim.objective.grad_norm_sq(mean, weights).tolist()
+    return columns | ledger.row(r)
+
+
+def _finish(
+    sim: Simulation,
+    params: Tensor,
+    ledger: Ledger,
+    recorder: _Recorder,
+    wall_s: float,
+    directory: RunDirectory | None,
+) -> Result:
+    """Build the result and write what a finished run leaves."""
+    rounds, metrics = recorder.arrays()
+    diverged = {seed: r for seed, r in zip(sim.seeds, ledger.diverged_at.tolist(), strict=True) if r >= 0}
+    summary = summarise(sim, rounds, metrics, diverged, wall_s)
+    if directory is not None:
+        model = {f"seed_{seed}": row.cpu().clone() for seed, row in zip(sim.seeds, params, strict=True)}
+        directory.write_model(model)
+        directory.write("devices.csv", _devices_csv(sim, ledger))
+        directory.log(f"{summary['status']} after {wall_s:.1f} s")
+        directory.finish(summary)
+    return Result(sim.config, rounds, metrics, params, diverged, summary)
+
+
+def summarise(
+    sim: Simulation,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    diverged: Mapping[int, int],
+    wall_s: float,
+) -> dict[str, Any]:
+    """The content of summary.json."""
+    config = sim.config
+    start = max(0, config.experiment.rounds - LAST_ROUNDS)
+    late = rounds > start
+    summary: dict[str, Any] = {
+        "status": "failed" if diverged else "complete",
+        "name": config.experiment.name,
+        "algorithm": config.algorithm.name,
+        "data": config.data.name,
+        "num_params": sim.objective.num_params,
+        "rounds": config.experiment.rounds,
+        "seeds": list(sim.seeds),
+        "averaged_over": f"recorded rounds r > {start}",
+    }
+    for name in ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy"):
+        if name not in metrics:
+            continue
+        alive = [s for s, seed in enumerate(sim.seeds) if seed not in diverged]
+        per_seed = {sim.seeds[s]: float(metrics[name][s, late].mean()) for s in alive}
+        values = np.array(list(per_seed.values()))
+        summary[name] = {
+            "mean": float(values.mean()) if len(values) else None,
+            "std": float(values.std(ddof=1)) if len(values) > 1 else None,
+            "per_seed": per_seed,
+        }
+    everywhere = metrics["num_active"][:, 1:]
+    spans = np.diff(rounds)
+    if everywhere.size and np.isfinite(everywhere).any():
+        summary["num_active"] = float(np.nansum(everywhere * spans) / (np.isfinite(everywhere) * spans).sum())
+    if diverged:
+        summary["diverged"] = {seed: {"round": r, "cause": _cause(sim)} for seed, r in diverged.items()}
+    summary |= {
+        "wall_s": round(wall_s, 3),
+        "rounds_per_s": round(config.experiment.rounds / wall_s, 3) if wall_s > 0 else None,
+        "device": describe_device(sim.device),
+        "versions": {
+            "otafl": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "commit": _commit(),
+        "config": config.digest,
+    }
+    return summary
+
+
+def _cause(sim: Simulation) -> str:
+    """What most likely made a model diverge."""
+    advice = f"training.lr = {sim.config.training.lr:g} is too large"
+    gamma = getattr(sim.algorithm, "gamma", None)
+    if gamma is not None and sim.noise_var_j > 0:
+        advice += f", or algorithm.gamma = {gamma:g} lets too much receiver noise in"
+    return advice
+
+
+def describe_device(device: torch.device) -> str:
+    """The compute device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str | None:
+    """Commit of the source tree, where the package runs from one."""
+    source = Path(__file__).resolve().parent
+    if not any((parent / ".git").exists() for parent in source.parents[:3]):
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def _devices_csv(sim: Simulation, ledger: Ledger) -> str:
+    lines = ["seed,device,images,uploads,energy_j,last_active,mean_distance_m\n"]
+    uploads, energy_j, last = ledger.uploads.tolist(), ledger.energy_j.tolist(), ledger.last_active.tolist()
+    for s, seed in enumerate(sim.seeds):
+        distance_m = sim.worlds[s].distance_m.mean(0).tolist()
+        for i in range(sim.problem.num_devices):
+            images = len(sim.shares[s][i])
+            lines.append(f"{seed},{i},{images},{uploads[s][i]},{energy_j[s][i]!r},{last[s][i]},{distance_m[i]!r}\n")
+    return "".join(lines)
+
+
+def _number(name: str, values: list[float] | None, s: int) -> str:
+    if values is None or math.isnan(values[s]):
+        return ""
+    return str(int(values[s])) if name in INTEGER_COLUMNS else repr(values[s])
+
+
+def _parse(text: str, seeds: tuple[int, ...]) -> tuple[list[int], list[Rows], list[str] | None]:
+    """Rounds, rows and columns of the content of a metrics.csv."""
+    table = list(csv.reader(io.StringIO(text)))
+    if not table:
+        return [], [], None
+    columns = table[0][2:]
+    rounds: list[int] = []
+    rows: list[Rows] = []
+    place = {str(seed): s for s, seed in enumerate(seeds)}
+    for seed, r, *values in table[1:]:
+        if not rounds or rounds[-1] != int(r):
+            rounds.append(int(r))
+            rows.append({name: [math.nan] * len(seeds) for name in columns})
+        for name, value in zip(columns, values, strict=True):
+            rows[-1][name][place[seed]] = float(value) if value else math.nan
+    return rounds, rows, columns
+
+
+def _load(config: Config, directory: RunDirectory, summary: Mapping[str, Any]) -> Result:
+    """The result of a finished run directory."""
+    try:
+        recorder = _Recorder(config.experiment.seeds, None)
+        recorder.restore((directory.path / "metrics.csv").read_text(encoding="utf-8"))
+        rounds, metrics = recorder.arrays()
+        models = load_file(directory.path / "model.safetensors")
+        params = torch.stack([models[f"seed_{seed}"] for seed in config.experiment.seeds])
+    except Exception as error:
+        raise RunDirectoryError(
+            f"{directory.path}: is complete but cannot be read ({type(error).__name__}: {error}); "
+            "delete it and run again"
+        ) from error
+    diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
+    return Result(config, rounds, metrics, params, diverged, summary)
+
+
+def _tensors(state: Any, ledger: Ledger) -> dict[str, Tensor]:
+    """State and ledger as named host tensors that share no memory."""
+    named = {f"state.{name}": value for name, value in flatten_state(state).items()}
+    named |= {f"ledger.{name}": value for name, value in ledger.tensors().items()}
+    host = {}
+    seen: set[int] = set()
+    for name, value in named.items():
+        value = value.detach().cpu().contiguous()
+        host[name] = value.clone() if value.untyped_storage().data_ptr() in seen else value
+        seen.add(value.untyped_storage().data_ptr())
+    return host
+
+
+def flatten_state(state: Any, prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of a state, a dataclass of tensors and dataclasses, by dotted names."""
+    named = {}
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, Tensor):
+            named[prefix + f.name] = value
+        elif dataclasses.is_dataclass(value):
+            named |= flatten_state(value, f"{prefix}{f.name}.")
+        else:
+            raise PluginError(
+                f"state field {prefix}{f.name} is a {type(value).__name__}; only tensors and dataclasses of tensors "
+                "can be saved in a checkpoint"
+            )
+    return named
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:
+    """The tensors under a prefix, on the compute device."""
+    return {
+        name.removeprefix(f"{prefix}."): value.to(device)
+        for name, value in tensors.items()
+        if name.startswith(f"{prefix}.")
+    }
+
+
+def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+    """A state like the template with the tensors of a checkpoint."""
+    named = _part(tensors, "state", device)
+
+    def rebuild(node: Any, prefix: str) -> Any:
+        values = {}
+        for f in dataclasses.fields(node):
+            value = getattr(node, f.name)
+            name = prefix + f.name
+            values[f.name] = rebuild(value, f"{name}.") if dataclasses.is_dataclass(value) else named.pop(name)
+        return dataclasses.replace(node, **values)
+
+    try:
+        state = rebuild(template, "")
+    except KeyError as error:
+        raise RunDirectoryError(
+            f"the checkpoint lacks {error}: it was made by another version of this algorithm; start anew with --out"
+        ) from error
+    return state
+
+
+@contextmanager
+def _signals(wanted: bool) -> Iterator[list[int]]:
+    """While inside, SIGINT and SIGTERM only leave their number in the list."""
+    stop: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def remember(number: int, frame: Any) -> None:
+        if stop:  # the second signal does not wait for the round
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    old = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def default_directory(config: Config) -> Path:
+    """`runs/<name>-<first 8 of the configuration's hash>`, so that the same command finds its run."""
+    return Path("runs") / f"{config.experiment.name}-{config.digest[:8]}"

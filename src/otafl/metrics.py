@@ -1,0 +1,187 @@
+"""What is measured, each quantity defined once.
+
+A row describes x^r after r rounds. Quantities of rounds (num_active … noise_to_update) are taken over the rounds
+since the previous row; round 0 has none. Blank means that a quantity does not exist there.
+
+    test_accuracy, test_loss          share of right answers and mean loss of x^r on the test set
+    validation_accuracy, …_loss       the same on the validation set (record "validation")
+    mean_accuracy, mean_loss          the same on the test set for x̄^r, the mean of the devices' models ("mean")
+    num_active                        devices that took part, mean over the rounds
+    norm_bound                        B_t, mean over the rounds in which somebody was active
+    staleness_mean, staleness_max     r − τ_i, with τ_i the last round before r in which device i took part (−1 at
+                                      first), over devices
+    anchors                           models the server holds for its devices after r rounds
+    energy_ratio_max                  largest energy of a device in a round over the limit d E_s
+    snr_db                            received signal-to-noise ratio ‖Σ h_i x̂_i‖²/(d σ_z²), mean over the rounds
+                                      with a transmission, in dB
+    noise_to_update                   ‖z‖/‖Σ h_i x̂_i‖, the noise in the recovered mean update over that update,
+                                      mean over the rounds with a transmission
+    consensus                         (1/m) Σ_i ‖x_i − x̄‖² ("consensus")
+    grad_norm_sq, mean_grad_norm_sq   ‖∇F‖² of the full training objective at x^r and, with "mean", at x̄^r
+                                      ("gradient")
+    energy_j                          energy spent by all devices so far
+    channel_uses                      analog channel uses so far: d per transmission
+    scalar_reports                    scalars reported over the error-free digital link so far
+
+Knows: states, what rounds did.
+Does not know: methods, files.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from otafl.algorithms.base import Info, Round
+from otafl.units import linear_to_db
+
+Rows = dict[str, list[float]]
+"""Column to one value per seed; NaN is blank."""
+
+
+INTERVAL = ("active", "bound", "bound_rounds", "energy_ratio", "snr", "noise_to_update", "sent_rounds")
+"""Fields of the ledger that start anew with every row."""
+
+
+@dataclass
+class Ledger:
+    """Running totals of a run: everything a row needs besides the models. Tensors stay on the compute device."""
+
+    uploads: Tensor
+    """Rounds in which each device took part, int [S, M]."""
+    last_active: Tensor
+    """τ_i, int [S, M]; −1 before the first time."""
+    energy_j: Tensor
+    """float64 [S, M]."""
+    channel_uses: Tensor
+    """int [S]."""
+    scalar_reports: Tensor
+    """int [S]."""
+    diverged_at: Tensor
+    """Number of rounds after which the model was first not finite, int [S]; −1 while it is."""
+    anchors: Tensor
+    """Models held, float64 [S]; NaN where the method has none."""
+    rounds: Tensor
+    """Rounds since the last row, a scalar; what follows is summed or maximised over these, float64 [S]."""
+    active: Tensor
+    bound: Tensor
+    bound_rounds: Tensor
+    energy_ratio: Tensor
+    snr: Tensor
+    noise_to_update: Tensor
+    sent_rounds: Tensor
+    extra: dict[str, Tensor]
+
+    @staticmethod
+    def empty(num_seeds: int, num_devices: int, device: torch.device) -> "Ledger":
+        """Before round 0."""
+
+        def whole(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        def real(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        return Ledger(
+            uploads=whole(num_seeds, num_devices),
+            last_active=whole(num_seeds, num_devices) - 1,
+            energy_j=real(num_seeds, num_devices),
+            channel_uses=whole(num_seeds),
+            scalar_reports=whole(num_seeds),
+            diverged_at=whole(num_seeds) - 1,
+            anchors=real(num_seeds) * math.nan,
+            rounds=whole(),
+            **{name: real(num_seeds) for name in INTERVAL},
+            extra={},
+        )
+
+    def observe(self, t: int, round: Round, info: Info, params: Tensor, ratio: Tensor, noise_var_j: float) -> None:  # noqa: A002
+        """Add what round t did; `ratio` is each seed's largest energy over the limit."""
+        self.uploads += info.active
+        self.last_active = torch.where(info.active, t, self.last_active)
+        self.scalar_reports += round.scalars
+        finite = params.isfinite().all(-1)
+        self.diverged_at = torch.where((self.diverged_at < 0) & ~finite, t + 1, self.diverged_at)
+        self.rounds += 1
+        num_active = info.active.sum(-1).to(torch.float64)
+        self.active += num_active
+        if info.norm_bound is not None:
+            self.bound += info.norm_bound * (num_active > 0)
+            self.bound_rounds += num_active > 0
+        if info.anchors is not None:
+            self.anchors = info.anchors.to(torch.float64)
+        self.energy_ratio = torch.maximum(self.energy_ratio, ratio)
+        for received in round.received:
+            sent = received.transmitted & (received.signal_norm > 0)
+            self.energy_j += received.energy_j
+            self.channel_uses += received.transmitted * received.channel_uses
+            if noise_var_j > 0 and received.channel_uses:
+                one = torch.ones_like(received.signal_norm)
+                signal = torch.where(sent, received.signal_norm, one)
+                snr = signal.square() / (received.channel_uses * noise_var_j)
+                self.snr += torch.where(sent, snr, 0.0 * one)
+                self.noise_to_update += torch.where(sent, received.noise_norm / signal, 0.0 * one)
+                self.sent_rounds += sent
+        for name, value in info.extra.items():
+            self.extra[name] = self.extra.get(name, torch.zeros_like(self.active)) + value
+
+    def row(self, r: int) -> Rows:
+        """Columns of the ledger after r rounds; then the interval starts anew."""
+        staleness = (r - self.last_active).to(torch.float64)
+        rounds = float(self.rounds)
+        columns: Rows = {
+            "num_active": _ratio(self.active, rounds),
+            "norm_bound": _ratio(self.bound, self.bound_rounds),
+            "staleness_mean": staleness.mean(-1).tolist(),
+            "staleness_max": staleness.max(-1).values.tolist(),
+            "anchors": self.anchors.tolist(),
+            "energy_ratio_max": self.energy_ratio.tolist() if rounds else _ratio(self.active, 0.0),
+            "snr_db": [linear_to_db(value) if value > 0 else math.nan for value in _ratio(self.snr, self.sent_rounds)],
+            "noise_to_update": _ratio(self.noise_to_update, self.sent_rounds),
+            "energy_j": self.energy_j.sum(-1).tolist(),
+            "channel_uses": self.channel_uses.to(torch.float64).tolist(),
+            "scalar_reports": self.scalar_reports.to(torch.float64).tolist(),
+        }
+        columns |= {name: _ratio(value, rounds) for name, value in self.extra.items()}
+        for name in (
+            "active",
+            "bound",
+            "bound_rounds",
+            "energy_ratio",
+            "snr",
+            "noise_to_update",
+            "sent_rounds",
+        ):
+            getattr(self, name).zero_()
+        self.rounds.zero_()
+        for value in self.extra.values():
+            value.zero_()
+        return columns
+
+    def tensors(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "extra"}
+        return named | {f"extra.{name}": value for name, value in self.extra.items()}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor]) -> "Ledger":
+        """From a checkpoint."""
+        extra = {name.removeprefix("extra."): value for name, value in tensors.items() if name[:6] == "extra."}
+        return Ledger(**{name: value for name, value in tensors.items() if name[:6] != "extra."}, extra=extra)
+
+
+def _ratio(total: Tensor, count: Tensor | float) -> list[float]:
+    """total/count per seed, NaN where count is 0."""
+    return (total / torch.as_tensor(count, dtype=torch.float64, device=total.device)).tolist()
+
+
+def consensus(local_params: Tensor) -> Tensor:
+    """(1/m) Σ_i ‖x_i − x̄‖², float64 [S], from [S, M, P]."""
+    result = []
+    for models in local_params:
+        mean = models.mean(0)
+        squares = [torch.linalg.vector_norm(model - mean, dtype=torch.float64).square() for model in models]
+        result.append(torch.stack(squares).mean())
+    return torch.stack(result)

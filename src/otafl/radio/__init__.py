@@ -1,0 +1,1 @@
+"""Between the antennas: superposition, noise, energy, and who knows which channel."""

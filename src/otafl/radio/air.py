@@ -1,0 +1,150 @@
+"""The air: superposes what devices send, adds receiver noise, and holds everyone to the energy limit.
+
+Nobody else adds noise. The convention on real dimensions and noise is that of `otafl.radio.link`.
+
+Knows: updates, transmit scales, channel coefficients, noise, energy.
+Does not know: models, data, which method is speaking.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from otafl.errors import EnergyError, PluginError
+from otafl.random import Streams
+
+ENERGY_TOLERANCE = 1e-9  # relative excess that counts as rounding
+
+
+class Signal(Protocol):
+    """One vector per device, lazily: all the air needs of an update."""
+
+    def norms(self, who: Tensor) -> Tensor:
+        """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others."""
+        ...
+
+    def superpose(self, weights: Tensor) -> Tensor:
+        """Σ_i weights_i · vector_i over devices with a weight other than 0, [S, P]."""
+        ...
+
+
+NoiseSource = Callable[[Sequence[int], str, int, int], Tensor]
+"""(seeds, name, t, num_params) to unit-variance noise [S, P] on the compute device."""
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one transmission gave."""
+
+    signal: Tensor
+    """In-phase part of Σ h_i x̂_i + z, [S, P]."""
+    energy_j: Tensor
+    """‖x̂_i‖² of every device, float64 [S, M]."""
+    signal_norm: Tensor
+    """‖Σ h_i x̂_i‖ before noise, float64 [S]."""
+    noise_norm: Tensor
+    """‖z‖ where anybody transmitted, else 0, float64 [S]."""
+    transmitted: Tensor
+    """Whether anybody transmitted, bool [S]."""
+    channel_uses: int
+
+
+def addressed_noise(device: torch.device, dtype: torch.dtype) -> NoiseSource:
+    """Unit-variance Gaussian noise drawn on the compute device from the address (seed, name, t)."""
+    generator = torch.Generator(device=device)
+
+    def draw(seeds: Sequence[int], name: str, t: int, num_params: int) -> Tensor:
+        noise = torch.empty((len(seeds), num_params), device=device, dtype=dtype)
+        for row, seed in zip(noise, seeds, strict=True):
+            generator.manual_seed(Streams(seed).key(name, t))
+            row.normal_(generator=generator)
+        return noise
+
+    return draw
+
+
+@dataclass(frozen=True)
+class Air:
+    """The noisy multiple-access channel."""
+
+    seeds: tuple[int, ...]
+    num_params: int
+    noise_var_j: float
+    noise: NoiseSource
+
+    def uplink(self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int) -> Received:
+        """Devices `who` send tx_scale_i times their vector through h_i = coeff_i, all at once."""
+        tx_scale = torch.where(who, tx_scale, torch.zeros_like(tx_scale))
+        energy_j = tx_scale.abs().square() * signal.norms(who).square()
+        weights = (coeff * tx_scale).real
+        clean = signal.superpose(weights)
+        transmitted = (tx_scale != 0).any(-1)
+        signal_norm = torch.linalg.vector_norm(clean, dim=-1, dtype=torch.float64)
+        if self.noise_var_j == 0:
+            return Received(clean, energy_j, signal_norm, torch.zeros_like(signal_norm), transmitted, self.num_params)
+        name = "noise" if use == 0 else f"noise/{use}"
+        noise = self.noise(self.seeds, name, t, self.num_params).mul_(self.noise_var_j**0.5)
+        noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * transmitted
+        return Received(clean.add_(noise), energy_j, signal_norm, noise_norm, transmitted, self.num_params)
+
+
+@dataclass(frozen=True)
+class IdealAir:
+    """Error-free and free of charge: the sum arrives as it was meant, no channel, noise or energy."""
+
+    num_params: int
+
+    def uplink(self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int) -> Received:
+        """Σ_i Re(tx_scale_i) · vector_i over the devices `who`."""
+        weights = torch.where(who, tx_scale, torch.zeros_like(tx_scale))
+        weights = weights.real if weights.is_complex() else weights
+        clean = signal.superpose(weights)
+        norm = torch.linalg.vector_norm(clean, dim=-1, dtype=torch.float64)
+        nothing = torch.zeros_like(weights, dtype=torch.float64)
+        return Received(clean, nothing, norm, torch.zeros_like(norm), who.any(-1), 0)
+
+
+class EnergyGuard:
+    """Remembers the worst energy-to-limit ratio of every seed, and raises when asked and it is above 1.
+
+    The ratios stay on the compute device until `check`, so that no round waits for the host.
+    """
+
+    def __init__(self, owner: str, seeds: tuple[int, ...], limit_j: float, device: torch.device) -> None:
+        self._owner, self._seeds, self._limit_j = owner, seeds, limit_j
+        self._ratio = torch.zeros(len(seeds), dtype=torch.float64, device=device)
+        self._place = torch.zeros((len(seeds), 2), dtype=torch.int64, device=device)
+
+    def note(self, t: int, energy_j: Tensor) -> Tensor:
+        """Remember the energies [S, M] spent in round t; returns each seed's largest ratio [S]."""
+        finite = torch.where(energy_j.isfinite(), energy_j, torch.zeros_like(energy_j))  # else: a diverged seed
+        largest = (finite / self._limit_j).max(dim=-1)
+        worse = largest.values > self._ratio
+        self._ratio = torch.where(worse, largest.values, self._ratio)
+        place = torch.stack([torch.full_like(largest.indices, t), largest.indices], dim=-1)
+        self._place = torch.where(worse[:, None], place, self._place)
+        return largest.values
+
+    def check(self) -> None:
+        """Raise EnergyError if any device ever exceeded the limit; names seed, round, device and excess."""
+        row = int(self._ratio.argmax())
+        ratio = float(self._ratio[row])
+        if ratio > 1 + ENERGY_TOLERANCE:
+            t, device = self._place[row].tolist()
+            raise EnergyError(
+                f"algorithm {self._owner}: seed {self._seeds[row]}, round {t}, device {device} sent "
+                f"{ratio:.9g} times the energy limit d E_s = {self._limit_j:.4g} J; scale its signal down"
+            )
+
+
+def check_uplink(owner: str, tx_scale: object, who: object, shape: tuple[int, int]) -> None:
+    """Refuse transmit scales or masks of the wrong kind."""
+    if not isinstance(tx_scale, Tensor) or tx_scale.shape != shape:
+        got = tuple(tx_scale.shape) if isinstance(tx_scale, Tensor) else type(tx_scale).__name__
+        raise PluginError(f"algorithm {owner}: uplink() needs tx_scale of shape {shape}, got {got}")
+    if not isinstance(who, Tensor) or who.shape != shape or who.dtype != torch.bool:
+        got = f"{who.dtype} {tuple(who.shape)}" if isinstance(who, Tensor) else type(who).__name__
+        raise PluginError(f"algorithm {owner}: uplink() needs a boolean mask of shape {shape}, got {got}")

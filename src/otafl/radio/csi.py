@@ -1,0 +1,78 @@
+"""Views of the channel that give only what a method declared, and reports that are counted.
+
+Knows: declared knowledge, the round's channel.
+Does not know: models, methods.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from otafl.errors import InformationError, PluginError
+
+Quantity = Literal["h", "mean_gain", "distance_m"]
+QUANTITIES: frozenset[Quantity] = frozenset({"h", "mean_gain", "distance_m"})
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Who needs which channel knowledge: the columns of the paper's Table 1."""
+
+    device: frozenset[Quantity] = frozenset()
+    server: frozenset[Quantity] = frozenset()
+    fading: str = "arbitrary"
+    """Fading the method's design assumes."""
+
+
+class View:
+    """One side's view of the channel in one round; reading what was not declared raises.
+
+    `h` is the complex coefficient [S, M], `mean_gain` is Λ [S, M], `distance_m` the distance [S, M].
+    """
+
+    def __init__(self, owner: str, side: str, allowed: frozenset[Quantity], values: Mapping[Quantity, Tensor]) -> None:
+        self._owner, self._side, self._allowed, self._values = owner, side, allowed, values
+
+    def __getattr__(self, quantity: str) -> Tensor:
+        if quantity not in QUANTITIES:
+            raise InformationError(
+                f"algorithm {self._owner}: the {self._side} view has no {quantity!r}; "
+                f"it can have {', '.join(sorted(QUANTITIES))}"
+            )
+        if quantity not in self._allowed:
+            raise InformationError(
+                f"algorithm {self._owner}: reads {quantity} at the {self._side} but does not declare it; "
+                f"add it to knowledge.{self._side}"
+            )
+        return self._values[quantity]
+
+
+@dataclass(frozen=True)
+class Reports:
+    """One scalar from each of some devices, received at the server without error."""
+
+    values: Tensor
+    """[S, M], 0 where no report came."""
+    who: Tensor
+    """bool [S, M]."""
+
+    def count(self) -> Tensor:
+        """Number of reports, [S]."""
+        return self.who.sum(-1)
+
+    def max(self) -> Tensor:
+        """Largest reported value, [S]; 0 where no report came."""
+        return self.values.max(dim=-1).values
+
+
+def collect_reports(values: Tensor, who: Tensor, owner: str) -> Reports:
+    """What the server receives when the devices `who` report a scalar each."""
+    if values.shape != who.shape or who.dtype != torch.bool:
+        raise PluginError(
+            f"algorithm {owner}: report() needs values and a boolean mask of the same shape [S, M], "
+            f"got {tuple(values.shape)} and {who.dtype} {tuple(who.shape)}"
+        )
+    return Reports(torch.where(who, values, torch.zeros_like(values)), who)

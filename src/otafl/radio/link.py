@@ -1,0 +1,52 @@
+"""Link budget: from dBm and dBm/Hz to joule per real dimension, once.
+
+Convention, for the whole library: each real parameter rides on one channel use; after channel inversion the
+signal is real and the server keeps the in-phase part. `symbol_energy_j` and `noise_var_j` are per real
+dimension. The paper writes z ~ N(0, σ_z² I) and quotes N_0 only: the default reads σ_z² = N_0; the in-phase
+part of circular noise of density N_0 would have N_0/2 (`noise_convention = "n0/2"`, 3 dB less).
+
+Knows: powers and bandwidth.
+Does not know: channels, models.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Gt
+
+from otafl.errors import ConfigError
+from otafl.units import dbm_to_watt
+
+
+@dataclass(frozen=True)
+class LinkBudget:
+    """Transmit power, bandwidth and noise density."""
+
+    tx_power_dbm: float = 0.0
+    """P_tx; paper: 0 dBm."""
+    bandwidth_hz: Annotated[float, Gt(0)] = 1e6
+    """B; paper: 1 MHz."""
+    noise_dbm_hz: float = -173.0
+    """N_0; −inf switches noise off; paper: −173 dBm/Hz."""
+    noise_convention: Literal["n0", "n0/2"] = "n0"
+    """Variance per real dimension: N_0 (default) or N_0/2."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.tx_power_dbm):
+            raise ConfigError(f"radio.tx_power_dbm = {self.tx_power_dbm}: give a finite power in dBm")
+        if math.isnan(self.noise_dbm_hz) or self.noise_dbm_hz == math.inf:
+            raise ConfigError(
+                f"radio.noise_dbm_hz = {self.noise_dbm_hz}: give a density in dBm/Hz, or -inf for no noise"
+            )
+
+    @property
+    def symbol_energy_j(self) -> float:
+        """E_s = P_tx/B, joule per real dimension."""
+        return dbm_to_watt(self.tx_power_dbm) / self.bandwidth_hz
+
+    @property
+    def noise_var_j(self) -> float:
+        """σ_z², joule per real dimension."""
+        density_j = dbm_to_watt(self.noise_dbm_hz)
+        return density_j if self.noise_convention == "n0" else density_j / 2

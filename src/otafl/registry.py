@@ -1,0 +1,130 @@
+"""Names of everything a configuration can choose, found without importing it.
+
+Built-in classes are listed as `module:class`, so that listing them costs no import; plug-ins join by
+`register(kind, name)` in Python or by an entry point of the group `otafl.<kind>` for the command line.
+
+Knows: names and where classes live.
+Does not know: what the classes do.
+"""
+
+import ast
+import difflib
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from otafl.errors import ConfigError, PluginError
+
+Class = TypeVar("Class", bound=type)
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "algorithms": {
+        "fedoag": "otafl.algorithms.fedoag:FedOAG",
+        "fedavg": "otafl.algorithms.fedavg:FedAvg",
+        "ota-fedavg": "otafl.algorithms.ota_fedavg:OTAFedAvg",
+    },
+    "datasets": {
+        "mnist": "otafl.world.data:MNIST",
+        "fashion-mnist": "otafl.world.data:FashionMNIST",
+        "digits": "otafl.world.data:Digits",
+        "synthetic": "otafl.world.data:Synthetic",
+        "quadratic": "otafl.world.data:Quadratic",
+    },
+    "fading": {
+        "rayleigh": "otafl.world.fading:Rayleigh",
+        "none": "otafl.world.fading:NoFading",
+    },
+    "mobility": {
+        "static": "otafl.world.mobility:Static",
+        "bounded-waypoint": "otafl.world.mobility:BoundedWaypoint",
+    },
+    "models": {
+        "mlp": "otafl.engine.models:MLP",
+        "softmax": "otafl.engine.models:Softmax",
+        "cnn": "otafl.engine.models:CNN",
+        "point": "otafl.engine.models:Point",
+    },
+    "pathloss": {
+        "log-distance": "otafl.world.pathloss:LogDistance",
+    },
+}
+_registered: dict[str, dict[str, type]] = {kind: {} for kind in BUILTIN}
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """' (did you mean X?)' for the nearest allowed word, or nothing."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def register(kind: str, name: str) -> Callable[[Class], Class]:
+    """Class decorator that makes a plug-in known under a name."""
+
+    def remember(cls: Class) -> Class:
+        old = _registered[kind].get(name)
+        again = old is not None and (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
+        if name in BUILTIN[kind] or (old is not None and not again):
+            raise PluginError(f"{kind}: the name {name!r} is taken; register {cls.__name__} under another one")
+        _registered[kind][name] = cls
+        return cls
+
+    return remember
+
+
+@cache
+def _all_entry_points() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points()
+
+
+def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    points = _all_entry_points().select(group=f"otafl.{kind}")
+    return {point.name: point for point in points if point.name not in BUILTIN[kind]}
+
+
+def names(kind: str) -> list[str]:
+    """All names of a kind: built in, registered, and from entry points."""
+    return sorted({*BUILTIN[kind], *_registered[kind], *_entry_points(kind)})
+
+
+def lookup(kind: str, name: str, place: str | None = None) -> Any:
+    """The class of a kind under a name.
+
+    Raises:
+        ConfigError: nothing has that name.
+        PluginError: an entry point has it but cannot be loaded.
+    """
+    if name in BUILTIN[kind]:
+        module, cls = BUILTIN[kind][name].split(":")
+        return getattr(importlib.import_module(module), cls)
+    if name in _registered[kind]:
+        return _registered[kind][name]
+    point = _entry_points(kind).get(name)
+    if point is None:
+        known = names(kind)
+        raise ConfigError(
+            f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}"
+        )
+    try:
+        return point.load()
+    except Exception as error:
+        raise PluginError(
+            f"{kind}: plug-in {name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def summary(kind: str, name: str) -> str:
+    """First line of a class's docstring; for built-in classes read from the source, without importing it."""
+    if name not in BUILTIN[kind]:
+        return ((lookup(kind, name).__doc__ or "").strip().splitlines() or [""])[0]
+    module, cls = BUILTIN[kind][name].split(":")
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == cls:
+            return (ast.get_docstring(node) or "").splitlines()[0]
+    raise LookupError(f"{module} has no class {cls}")

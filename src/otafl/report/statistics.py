@@ -1,0 +1,51 @@
+"""Numbers with their uncertainty, over seeds.
+
+Knows: results of several seeds.
+Does not know: files, figures.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otafl.fold import LAST_ROUNDS, Result
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds, the standard deviation between seeds, and the half-width of its 95 % interval."""
+
+    mean: float
+    std: float
+    half_width: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.std:.2f}" if self.count > 1 else f"{self.mean:.2f}"
+
+
+def estimate(values: NDArray[np.float64]) -> Estimate:
+    """Mean of independent values, with Student's t for the interval."""
+    from scipy.stats import t as student
+
+    count = len(values)
+    if count < 2:
+        return Estimate(float(values.mean()) if count else math.nan, math.nan, math.nan, count)
+    std = float(values.std(ddof=1))
+    half_width = float(student.ppf(0.975, count - 1)) * std / math.sqrt(count)
+    return Estimate(float(values.mean()), std, half_width, count)
+
+
+def last_accuracy(result: Result) -> NDArray[np.float64]:
+    """Per seed, the mean test accuracy in percent over the recorded rounds r > T − 50; NaN where it diverged."""
+    late = result.rounds > max(0, result.config.experiment.rounds - LAST_ROUNDS)
+    accuracy: NDArray[np.float64] = 100 * result.metrics["test_accuracy"][:, late].mean(axis=1)
+    return accuracy
+
+
+def paired_difference(one: Result, other: Result) -> Estimate:
+    """Difference of last accuracies by seed, since a seed is the same world for both."""
+    if one.config.experiment.seeds != other.config.experiment.seeds:
+        raise ValueError("paired differences need the same seeds in the same order")
+    return estimate(last_accuracy(one) - last_accuracy(other))

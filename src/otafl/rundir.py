@@ -1,0 +1,266 @@
+"""The run directory: a contract that other tools read, and that survives being killed.
+
+    config.toml         fully resolved; running it again gives the same run
+    metrics.csv         tidy, one row per seed and recorded round
+    devices.csv         one row per seed and device, at the end
+    summary.json        status running | complete | failed, accuracies, times, versions
+    model.safetensors   x^T per seed, at the end
+    log.txt             what happened when
+    checkpoint/ROUND/   state.safetensors, metrics.csv, checkpoint.json: the two newest, checksummed
+
+Files appear whole or not at all: each is written beside its place and then renamed.
+
+Knows: files.
+Does not know: what the numbers mean.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save, save_file
+from torch import Tensor
+
+from otafl.config import Config
+from otafl.errors import RunDirectoryError
+
+CHECKPOINT_FORMAT = 1
+KEPT_CHECKPOINTS = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on."""
+
+    round: int
+    elapsed_s: float
+    tensors: dict[str, Tensor]
+    metrics: str
+    """Content of metrics.csv up to here."""
+
+
+class RunDirectory:
+    """A directory that one process at a time works in."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path, self._config = path, config
+        self._lock: TextIO | None = None
+
+    @staticmethod
+    @contextlib.contextmanager
+    def open(path: Path, config: Config) -> Iterator["RunDirectory"]:
+        """Lock a new or matching directory; refuse any other, touching nothing."""
+        directory = RunDirectory(path, config)
+        with _explained(path):
+            directory._claim()
+        try:
+            with _explained(path):
+                yield directory
+        finally:
+            if directory._lock is not None:
+                directory._lock.close()
+
+    def _claim(self) -> None:
+        path = self.path
+        if path.exists() and not path.is_dir():
+            raise RunDirectoryError(f"{path}: is a file; give a directory with --out")
+        entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
+        if entries - {"run.lock", "log.txt"} and "config.toml" not in entries:
+            raise RunDirectoryError(f"{path}: is not a run directory (no config.toml); choose another with --out")
+        if "config.toml" in entries:
+            stored = (path / "config.toml").read_text(encoding="utf-8", errors="replace")
+            if stored != self._config.to_toml():
+                raise RunDirectoryError(
+                    f"{path}: was made by another configuration ({_difference(stored, self._config.to_toml())}); "
+                    "choose another directory with --out"
+                )
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._lock.seek(0)
+            raise RunDirectoryError(
+                f"{path}: is in use by process {self._lock.read().strip() or '?'}; wait for it or choose another --out"
+            ) from error
+        self._lock.truncate(0)
+        self._lock.write(f"{os.getpid()}\n")
+        self._lock.flush()
+        if "config.toml" not in entries:
+            self.write("config.toml", self._config.to_toml())
+
+    def log(self, message: str) -> None:
+        """Append a line with the time to log.txt."""
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with open(self.path / "log.txt", "a", encoding="utf-8") as file:
+            file.write(f"{stamp} {message}\n")
+
+    def write(self, name: str, content: str) -> None:
+        """Put a text file in place, whole."""
+        _replace(self.path / name, content.encode())
+
+    def append_metrics(self, text: str) -> None:
+        """Add lines to metrics.csv."""
+        with open(self.path / "metrics.csv", "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def write_model(self, params: Mapping[str, Tensor]) -> None:
+        """Put model.safetensors in place."""
+        _replace(self.path / "model.safetensors", save(dict(params)))
+
+    def summary(self) -> dict[str, Any] | None:
+        """Content of summary.json, or None."""
+        try:
+            content = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return content if isinstance(content, dict) else None
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the last summary, then drop what only a resume would need."""
+        self.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
+
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Add a checkpoint, and keep the two newest."""
+        folder = self.path / "checkpoint"
+        temporary = folder / ".incomplete"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            save_file(checkpoint.tensors, temporary / "state.safetensors")
+            _sync(temporary / "state.safetensors")
+            _write(temporary / "metrics.csv", checkpoint.metrics.encode())
+            header: dict[str, Any] = {
+                "format": CHECKPOINT_FORMAT,
+                "config": self._config.digest,
+                "round": checkpoint.round,
+                "elapsed_s": checkpoint.elapsed_s,
+                "sha256": {name: _sha256(temporary / name) for name in ("state.safetensors", "metrics.csv")},
+            }
+            _write(temporary / "checkpoint.json", json.dumps(_sealed(header), indent=2).encode())
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        place = folder / f"{checkpoint.round:08d}"
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(temporary, place)
+        for old in _checkpoint_folders(folder)[KEPT_CHECKPOINTS:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The newest valid checkpoint; damaged ones are named in the log and passed over.
+
+        Raises:
+            RunDirectoryError: a checkpoint belongs to another run, or there are some and none is valid.
+        """
+        problems = []
+        for folder in _checkpoint_folders(self.path / "checkpoint"):
+            try:
+                return self._read_checkpoint(folder)
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+                problems.append(f"{folder.name}: {error}")
+                self.log(f"checkpoint {folder.name} is damaged ({error}); it is passed over")
+        if problems:
+            raise RunDirectoryError(
+                f"{self.path / 'checkpoint'}: no valid checkpoint is left ({'; '.join(problems)}); restore one, or "
+                "delete that folder to start from round 0"
+            )
+        return None
+
+    def _read_checkpoint(self, folder: Path) -> Checkpoint:
+        header = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        if _sealed({key: value for key, value in header.items() if key != "seal"}) != header:
+            raise ValueError("checkpoint.json does not match its own checksum")
+        if header["config"] != self._config.digest or header["format"] != CHECKPOINT_FORMAT:
+            raise RunDirectoryError(
+                f"{folder}: belongs to another configuration or version of otafl; delete it, or choose another --out"
+            )
+        for name, digest in header["sha256"].items():
+            if _sha256(folder / name) != digest:
+                raise ValueError(f"{name} does not match its checksum")
+        tensors = {name: value.clone() for name, value in load_file(folder / "state.safetensors").items()}
+        metrics = (folder / "metrics.csv").read_text(encoding="utf-8")
+        return Checkpoint(header["round"], header["elapsed_s"], tensors, metrics)
+
+
+def _checkpoint_folders(folder: Path) -> list[Path]:
+    """Checkpoints, newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((entry for entry in folder.iterdir() if entry.name.isdigit()), reverse=True)
+
+
+def _sealed(header: dict[str, Any]) -> dict[str, Any]:
+    """The header with a checksum of itself."""
+    return header | {"seal": hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()}
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    _write(temporary, content)
+    os.replace(temporary, path)
+
+
+def _difference(stored: str, wanted: str) -> str:
+    """First key in which two resolved configurations differ."""
+    section = ""
+    old, new = stored.splitlines(), set(wanted.splitlines())
+    for line in old:
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and line not in new:
+            return f"there {section}.{line}"
+    return "a key is missing there"
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        number = error.errno if isinstance(error, OSError) else _os_error_number(str(error))
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise RunDirectoryError(
+                f"{path}: the disk is full; nothing recorded is lost: free some space and run the same command again"
+            ) from error
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EIO):
+            raise RunDirectoryError(
+                f"{path}: cannot be written ({os.strerror(number)}); choose another directory with --out"
+            ) from error
+        raise
+
+
+def _os_error_number(message: str) -> int | None:
+    """The number in '… (os error N)', as safetensors reports what the system refused."""
+    found = re.search(r"os error (\d+)", message)
+    return int(found.group(1)) if found else None

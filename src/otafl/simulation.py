@@ -1,0 +1,225 @@
+"""A configuration made flesh: world, radio, engine and algorithm of a batch of seeds, and its rounds.
+
+Knows: every room above.
+Does not know: the loop over rounds, files.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.config import Config
+from otafl.engine.batches import BatchSampler
+from otafl.engine.models import TaskShape
+from otafl.engine.objective import Examples, Objective
+from otafl.engine.training import ENGINES
+from otafl.errors import ConfigError, OtaflError, PluginError
+from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
+from otafl.radio.csi import Knowledge, Quantity, View
+from otafl.random import Streams
+from otafl.world.channel import Trajectory, trajectory
+from otafl.world.data import Dataset
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Simulation:
+    """All seeds of a run, ready to make rounds."""
+
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device,
+        model: nn.Module | None = None,
+        noise: NoiseSource | None = None,
+    ) -> None:
+        self.config, self.device = config, device
+        self.seeds = config.experiment.seeds
+        self.algorithm = config.algorithm.spec
+        self.dtype = DTYPES[config.training.dtype]
+        dataset = _load(config)
+        self.shares = [_share_out(config, dataset, seed) for seed in self.seeds]
+        self.objective = Objective(_builder(config, dataset, model), dataset, device, self.dtype)
+        self.test = self.objective.on_device(dataset.test)
+        self.validation = self._validation(dataset)
+        self.worlds = [self._world(seed) for seed in self.seeds]
+        self._channel: dict[Quantity, Tensor] = {
+            "h": self._stacked(lambda world: world.coeff),
+            "mean_gain": self._stacked(lambda world: world.mean_gain),
+            "distance_m": self._stacked(lambda world: world.distance_m),
+        }
+        self.noise_var_j = config.radio.noise_var_j
+        num_params = self.objective.num_params
+        self._air: Air | IdealAir = IdealAir(num_params)
+        if not getattr(self.algorithm, "ideal_radio", False):
+            source = noise or addressed_noise(device, self.dtype)
+            self._air = Air(self.seeds, num_params, self.noise_var_j, source)
+        self.guard = EnergyGuard(config.algorithm.name, self.seeds, num_params * config.radio.symbol_energy_j, device)
+        self._engine = ENGINES[config.training.engine]()
+        self.sampler = BatchSampler(
+            self.seeds,
+            self.shares,
+            config.training.local_steps,
+            config.training.batch_size,
+            config.training.batches,
+        )
+        self.problem = Problem(
+            num_devices=config.cell.devices,
+            num_params=num_params,
+            symbol_energy_j=config.radio.symbol_energy_j,
+            noise_var_j=self.noise_var_j,
+            initial=self.objective.initial(self.seeds),
+            server=self._view("server", 0),
+        )
+
+    def init(self) -> Any:
+        """The algorithm's state before round 0."""
+        state = self._guarded("init", lambda: self.algorithm.init(self.problem))
+        self._check_state("init", state)
+        return state
+
+    def step(self, state: Any, t: int) -> tuple[Any, Info, Round, Tensor]:
+        """Round t: next state, diagnostics, what the round did, and the largest energy over the limit, [S]."""
+        round_ = self.round_at(t)
+        result = self._guarded(f"step of round {t}", lambda: self.algorithm.step(state, round_))
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Info):
+            raise PluginError(f"{self._who}: step() must return (state, otafl.Info)")
+        state, info = result
+        self._check_state("step", state)
+        shape = (len(self.seeds), self.problem.num_devices)
+        if info.active.shape != shape or info.active.dtype != torch.bool:
+            raise PluginError(f"{self._who}: Info.active must be a boolean mask of shape {shape}")
+        energy_j = sum(
+            (r.energy_j for r in round_.received), torch.zeros(shape, dtype=torch.float64, device=self.device)
+        )
+        return state, info, round_, self.guard.note(t, energy_j)
+
+    def round_at(self, t: int) -> Round:
+        """The instruments of round t."""
+        return Round(
+            owner=self.config.algorithm.name,
+            problem=self.problem,
+            t=t,
+            lr=self.config.training.lr_at(t),
+            seeds=self.seeds,
+            device=self._view("device", t),
+            server=self._view("server", t),
+            coeff=self._channel["h"][t],
+            engine=self._engine,
+            objective=self.objective,
+            sampler=self.sampler,
+            local_steps=self.config.training.local_steps,
+            air=self._air,
+        )
+
+    def mean_params(self, state: Any) -> Tensor:
+        """x̄, the mean of the devices' models, [S, P]; the server model where devices keep none of their own."""
+        local: Tensor | None = getattr(state, "local_params", None)
+        mean: Tensor = state.params if local is None else local.mean(1)
+        return mean
+
+    @property
+    def _who(self) -> str:
+        return f"algorithm {self.config.algorithm.name}"
+
+    def _view(self, side: str, t: int) -> View:
+        knowledge = getattr(self.algorithm, "knowledge", None)
+        if not isinstance(knowledge, Knowledge):
+            raise PluginError(f"{self._who}: declare `knowledge = otafl.Knowledge(...)`: what it reads of the channel")
+        allowed = knowledge.device if side == "device" else knowledge.server
+        values = {quantity: rounds[t] for quantity, rounds in self._channel.items()}
+        return View(self.config.algorithm.name, side, allowed, values)
+
+    def _world(self, seed: int) -> Trajectory:
+        config = self.config
+        return trajectory(
+            config.cell,
+            config.mobility.spec,
+            config.pathloss.spec,
+            config.fading.spec,
+            config.experiment.rounds,
+            seed,
+        )
+
+    def _stacked(self, part: Callable[[Trajectory], Any]) -> Tensor:
+        """[T, S, M] on the compute device."""
+        return torch.from_numpy(np.stack([part(world) for world in self.worlds], axis=1)).to(self.device)
+
+    def _validation(self, dataset: Dataset) -> Examples | None:
+        if "validation" not in self.config.experiment.record:
+            return None
+        if dataset.validation is None:
+            raise ConfigError(
+                'experiment.record: "validation" needs a validation set, and this data set leaves none; '
+                "lower data.train_images or drop it"
+            )
+        return self.objective.on_device(dataset.validation)
+
+    def _check_state(self, where: str, state: Any) -> None:
+        params = getattr(state, "params", None)
+        shape = (len(self.seeds), self.objective.num_params)
+        if not dataclasses.is_dataclass(state) or not isinstance(params, Tensor) or params.shape != shape:
+            got = tuple(params.shape) if isinstance(params, Tensor) else type(state).__name__
+            raise PluginError(f"{self._who}: {where}() must give a dataclass with `params` of shape {shape}, got {got}")
+        if params.dtype != self.dtype:
+            raise PluginError(f"{self._who}: {where}() turned the model from {self.dtype} into {params.dtype}")
+
+    def _guarded(self, where: str, call: Callable[[], Any]) -> Any:
+        """Run a method's code; what a plug-in raises becomes one line."""
+        try:
+            return call()
+        except OtaflError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise OtaflError(
+                f"{self._who}: the device's memory is full in {where}; run fewer seeds at once (--seeds)"
+            ) from error
+        except Exception as error:
+            if type(self.algorithm).__module__.startswith("otafl."):
+                raise
+            first = (str(error).splitlines() or [""])[0]
+            raise PluginError(f"{self._who}: {where} failed: {type(error).__name__}: {first}") from error
+
+
+def _load(config: Config) -> Dataset:
+    dataset = config.data.spec.load(config.cell.devices)
+    if not isinstance(dataset, Dataset):
+        raise PluginError(f"data set {config.data.name}: load() returned {type(dataset).__name__}, not a Dataset")
+    for name in ("train", "test", "validation"):
+        split = getattr(dataset, name)
+        if split is None and name == "validation":
+            continue
+        if len(split.features) != len(split.targets) or not len(split.targets):
+            raise PluginError(
+                f"data set {config.data.name}: {name} has {len(split.features)} examples and "
+                f"{len(split.targets)} labels; it needs as many of each, and at least one"
+            )
+        if not np.isfinite(split.features).all():
+            raise PluginError(f"data set {config.data.name}: {name} has features that are not finite")
+        if (
+            dataset.loss == "cross_entropy"
+            and not 0 <= split.targets.min() <= split.targets.max() < dataset.num_classes
+        ):
+            raise PluginError(f"data set {config.data.name}: {name} has labels outside 0 … {dataset.num_classes - 1}")
+    return dataset
+
+
+def _share_out(config: Config, dataset: Dataset, seed: int) -> list[Any]:
+    """Image indices of every device of one seed."""
+    num_devices = config.cell.devices
+    if dataset.owners is not None:
+        return [np.flatnonzero(dataset.owners == i) for i in range(num_devices)]
+    return config.partition.split(dataset.train.targets, num_devices, config.training.batch_size, Streams(seed))
+
+
+def _builder(config: Config, dataset: Dataset, model: nn.Module | None) -> Callable[[], nn.Module]:
+    """What makes a module: the configuration's choice, or the module a user passed, weights and all."""
+    if model is not None:
+        return lambda: model
+    shape = TaskShape(int(np.prod(dataset.train.features.shape[1:])), dataset.num_classes, dataset.image_shape)
+    return lambda: config.model.spec.build(shape)

@@ -1,0 +1,1 @@
+"""What exists before anyone learns: data, geometry, motion and channels."""

@@ -1,0 +1,70 @@
+"""The whole wireless trajectory of one seed: positions, distances, gains and coefficients of every round.
+
+It is a pure function of (cell, mobility, path loss, fading, rounds, seed), computed once and shared by all
+methods of a process, so that differences between methods are paired.
+
+Knows: geometry, motion, path loss, fading.
+Does not know: thresholds, data, who transmits.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otafl.errors import PluginError
+from otafl.random import Streams
+from otafl.world.fading import Fading
+from otafl.world.mobility import Mobility
+from otafl.world.pathloss import PathLoss
+from otafl.world.placement import Cell
+
+KEPT_TRAJECTORIES = 32  # seeds whose trajectories stay in memory
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """What the channel does in every round to every device, for one seed."""
+
+    positions_m: NDArray[np.float64]
+    """[T, M, 2]."""
+    distance_m: NDArray[np.float64]
+    """[T, M]."""
+    mean_gain: NDArray[np.float64]
+    """Λ_i^t = E|h_i^t|², linear, [T, M]."""
+    coeff: NDArray[np.complex128]
+    """h_i^t, [T, M]."""
+
+
+@lru_cache(maxsize=KEPT_TRAJECTORIES)
+def trajectory(
+    cell: Cell, mobility: Mobility, pathloss: PathLoss, fading: Fading, num_rounds: int, seed: int
+) -> Trajectory:
+    """The trajectory of one seed over `num_rounds` rounds."""
+    streams = Streams(seed)
+    shape = (num_rounds, cell.devices)
+    positions_m = mobility.positions(cell.place(streams), cell.radius_m, num_rounds, streams)
+    _check("mobility", mobility, positions_m, (*shape, 2))
+    distance_m = np.hypot(positions_m[..., 0], positions_m[..., 1])
+    mean_gain = pathloss.mean_gain(distance_m)
+    _check("pathloss", pathloss, mean_gain, shape)
+    if not (mean_gain > 0).all():
+        raise PluginError(f"pathloss {type(pathloss).__name__}: a mean gain is not positive")
+    coefficients = fading.coefficients(positions_m, streams)
+    _check("fading", fading, coefficients, shape)
+    return Trajectory(positions_m, distance_m, mean_gain, np.sqrt(mean_gain) * coefficients)
+
+
+def _check(kind: str, model: object, values: object, shape: tuple[int, ...]) -> None:
+    """Refuse what a plug-in returned if it is not a finite array of the right shape."""
+    if not isinstance(values, np.ndarray) or values.shape != shape:
+        got = values.shape if isinstance(values, np.ndarray) else type(values).__name__
+        raise PluginError(f"{kind} {type(model).__name__}: returned {got}, must be an array of shape {shape}")
+    if not np.isfinite(values).all():
+        raise PluginError(f"{kind} {type(model).__name__}: returned values that are not finite")
+
+
+def expected_active(trajectory: Trajectory, fading: Fading, threshold: float, t: int = 0) -> NDArray[np.float64]:
+    """Uplink probability P(|h_i| ≥ threshold) of every device in round t, [M]."""
+    return fading.exceed_prob(threshold**2 / trajectory.mean_gain[t])

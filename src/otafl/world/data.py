@@ -1,0 +1,201 @@
+"""Data sets: what the devices learn from and what the model is tested on.
+
+Knows: files, splits, standardisation.
+Does not know: devices' shares, models, channels.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from annotated_types import Ge, Le
+from numpy.typing import NDArray
+
+from otafl.errors import ConfigError
+from otafl.random import Streams
+from otafl.world.files import FASHION_MNIST_FILES, MNIST_FILES, ImageFiles
+
+Loss = Literal["cross_entropy", "half_squared_norm"]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Examples: features [N, F] and class labels [N]."""
+
+    features: NDArray[np.float32]
+    targets: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A task: training, validation and test examples, and the loss of a model's output."""
+
+    train: Split
+    test: Split
+    validation: Split | None
+    num_classes: int
+    image_shape: tuple[int, int, int] | None = None
+    """(channels, height, width) where the features are pixels."""
+    loss: Loss = "cross_entropy"
+    owners: NDArray[np.int64] | None = None
+    """Device of each training example, where the data set itself says so."""
+
+
+class DataSource(Protocol):
+    """What `[data]` chooses: something that can load a data set."""
+
+    def load(self, num_devices: int) -> Dataset:
+        """The data set, the same for every seed."""
+        ...
+
+
+FILE_IMAGES = 60_000  # images in the training files of MNIST and Fashion-MNIST
+VALIDATION_IMAGES = 10_000  # the last of them, where training leaves them alone
+
+
+@lru_cache(maxsize=2)
+def _image_dataset(files: ImageFiles, train_images: int, mean: float, std: float) -> Dataset:
+    arrays = files.read()
+
+    def examples(prefix: str, start: int, stop: int | None) -> Split:
+        images = arrays[f"{prefix}-images-idx3-ubyte"][start:stop]
+        labels = arrays[f"{prefix}-labels-idx1-ubyte"][start:stop]
+        pixels = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+        return Split((pixels - np.float32(mean)) / np.float32(std), labels.astype(np.int64))
+
+    validation_start = FILE_IMAGES - VALIDATION_IMAGES
+    return Dataset(
+        train=examples("train", 0, train_images),
+        validation=examples("train", validation_start, None) if train_images <= validation_start else None,
+        test=examples("t10k", 0, None),
+        num_classes=10,
+        image_shape=(1, 28, 28),
+    )
+
+
+@dataclass(frozen=True)
+class MNIST:
+    """MNIST: 28 × 28 handwritten digits, standardised; the last 10,000 training images validate."""
+
+    train_images: Annotated[int, Ge(1), Le(FILE_IMAGES)] = 50_000
+    """First images used for training; above 50,000 there is no validation set; paper: 50,000."""
+
+    files = MNIST_FILES
+
+    def load(self, num_devices: int) -> Dataset:
+        """The data set, the same for every seed."""
+        return _image_dataset(self.files, self.train_images, 0.1307, 0.3081)  # mean and std of the pixels
+
+
+@dataclass(frozen=True)
+class FashionMNIST:
+    """Fashion-MNIST: 28 × 28 pictures of clothes, in MNIST's format and splits."""
+
+    train_images: Annotated[int, Ge(1), Le(FILE_IMAGES)] = 50_000
+    """First images used for training; above 50,000 there is no validation set."""
+
+    files = FASHION_MNIST_FILES
+
+    def load(self, num_devices: int) -> Dataset:
+        """The data set, the same for every seed."""
+        return _image_dataset(self.files, self.train_images, 0.2860, 0.3530)  # mean and std of the pixels
+
+
+@lru_cache(maxsize=1)
+def _digits() -> Dataset:
+    with np.load(str(resources.files("otafl.world") / "digits.npz")) as stored:
+        pixels, targets = stored["features"], stored["targets"].astype(np.int64)
+    features = (pixels.astype(np.float32) - np.float32(4.884)) / np.float32(6.017)  # mean and std of the pixels
+    order = Streams(0).at("digits split").permutation(len(targets))
+    train, validation, test = np.split(order, [1197, 1497])
+    return Dataset(
+        train=Split(features[train], targets[train]),
+        validation=Split(features[validation], targets[validation]),
+        test=Split(features[test], targets[test]),
+        num_classes=10,
+        image_shape=(1, 8, 8),
+    )
+
+
+@dataclass(frozen=True)
+class Digits:
+    """The 1,797 digits of 8 × 8 pixels that scikit-learn also ships; part of the package."""
+
+    def load(self, num_devices: int) -> Dataset:
+        """1,197 training, 300 validation and 300 test images."""
+        return _digits()
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """Gaussian classes around random means: no files, any size."""
+
+    features: Annotated[int, Ge(1)] = 20
+    classes: Annotated[int, Ge(2)] = 10
+    train_images: Annotated[int, Ge(1)] = 5_000
+    test_images: Annotated[int, Ge(1)] = 1_000
+    separation: Annotated[float, Ge(0)] = 1.0
+    """Standard deviation of the class means, in units of the noise within a class."""
+    data_seed: Annotated[int, Ge(0)] = 0
+    """Draws the data; the same for every seed of the run."""
+
+    def load(self, num_devices: int) -> Dataset:
+        """Training, validation (as large as test) and test examples."""
+        rng = Streams(self.data_seed).at("synthetic data")
+        means = self.separation * rng.standard_normal((self.classes, self.features))
+
+        def draw(count: int) -> Split:
+            targets = rng.integers(self.classes, size=count)
+            features = means[targets] + rng.standard_normal((count, self.features))
+            return Split(features.astype(np.float32), targets)
+
+        sizes = (self.train_images, self.test_images, self.test_images)
+        train, validation, test = (draw(count) for count in sizes)
+        return Dataset(train=train, validation=validation, test=test, num_classes=self.classes)
+
+
+@dataclass(frozen=True)
+class Quadratic:
+    """Device i minimises ½‖x − c_i‖²: the optimum, the mean of the c_i, is known. Needs model "point"."""
+
+    dimension: Annotated[int, Ge(1)] = 10
+    spread: Annotated[float, Ge(0)] = 1.0
+    """Standard deviation of the centres' coordinates."""
+    centers: tuple[tuple[float, ...], ...] = ()
+    """The c_i themselves, one per device, instead of random ones."""
+    samples_per_device: Annotated[int, Ge(1)] = 1
+    sample_noise: Annotated[float, Ge(0)] = 0.0
+    """Standard deviation of a device's samples around its centre: the noise of stochastic gradients."""
+    data_seed: Annotated[int, Ge(0)] = 0
+    """Draws centres and samples; the same for every seed of the run."""
+
+    def load(self, num_devices: int) -> Dataset:
+        """Samples whose mean over a device is exactly its centre; testing on the centres gives F(x) itself."""
+        rng = Streams(self.data_seed).at("quadratic data")
+        centers = self.spread * rng.standard_normal((num_devices, self.dimension))
+        if self.centers:
+            if len(self.centers) != num_devices or any(len(c) != self.dimension for c in self.centers):
+                raise ConfigError(
+                    f"data.centers: give {num_devices} centres (cell.devices) of {self.dimension} numbers "
+                    "(data.dimension)"
+                )
+            centers = np.array(self.centers)
+        noise = self.sample_noise * rng.standard_normal((num_devices, self.samples_per_device, self.dimension))
+        samples = centers[:, None] + noise - noise.mean(axis=1, keepdims=True)
+
+        def examples(points: NDArray[np.float64]) -> Split:
+            return Split(points.astype(np.float32), np.zeros(len(points), dtype=np.int64))
+
+        return Dataset(
+            train=examples(samples.reshape(-1, self.dimension)),
+            validation=None,
+            test=examples(centers),
+            num_classes=0,
+            loss="half_squared_norm",
+            owners=np.repeat(np.arange(num_devices), self.samples_per_device),
+        )

