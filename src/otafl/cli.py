@@ -270,6 +270,7 @@ class Progress:
             self._bar.stop()
 
     def __call__(self, done: int, row: Any) -> None:
+        """Show that `done` rounds are done."""
         if row is not None and "test_accuracy" in row:
             values = row["test_accuracy"]
             self._accuracy = f"test accuracy {100 * sum(values) / len(values):.1f} %"

@@ -76,12 +76,8 @@ def register(kind: str, name: str) -> Callable[[Class], Class]:
 
 
 @cache
-def _all_entry_points() -> importlib.metadata.EntryPoints:
-    return importlib.metadata.entry_points()
-
-
 def _entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
-    points = _all_entry_points().select(group=f"otafl.{kind}")
+    points = importlib.metadata.entry_points(group=f"otafl.{kind}")
     return {point.name: point for point in points if point.name not in BUILTIN[kind]}
 
 

@@ -4,6 +4,7 @@ Knows: every room above.
 Does not know: the loop over rounds, files.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -220,6 +221,6 @@ def _share_out(config: Config, dataset: Dataset, seed: int) -> list[Any]:
 def _builder(config: Config, dataset: Dataset, model: nn.Module | None) -> Callable[[], nn.Module]:
     """What makes a module: the configuration's choice, or the module a user passed, weights and all."""
     if model is not None:
-        return lambda: model
+        return lambda: copy.deepcopy(model)
     shape = TaskShape(int(np.prod(dataset.train.features.shape[1:])), dataset.num_classes, dataset.image_shape)
     return lambda: config.model.spec.build(shape)

@@ -1,25 +1,31 @@
-"""The server's buffer of anchors: the models its devices last received, each kept once.
+"""The server's buffer of anchors: the models its devices last received.
 
-The paper prunes x^r for r < min_j τ_j + 1, which keeps every later model as long as one device stays silent.
-Here references are counted: a model is kept as long as some device refers to it, so at most m are held, and
-the result is the same.
+The paper's Algorithm 1 prunes x^r for r < min_j τ_j + 1 (line 21), which keeps every later model as long as one
+device stays silent: O(T d) memory. Counting references keeps a model only as long as some device refers to it:
+at most m models, and the same result. Both rules are here, to show the difference.
 
 Knows: models and which device refers to which.
 Does not know: why a device received a model.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Pruning = Literal["references", "paper"]
+FREE = -1
+
 
 @dataclass(frozen=True)
 class Anchors:
-    """Reference-counted models."""
+    """Models, and the one each device refers to."""
 
     pool: Tensor
-    """[S, K, P]; rows that nobody refers to are free."""
+    """[S, K, P]."""
+    index: Tensor
+    """Round r of the model x^r in each row, int [S, K]; −1 where the row is free."""
     slot: Tensor
     """Row of each device's anchor, int [S, M]."""
 
@@ -27,37 +33,46 @@ class Anchors:
     def initial(params: Tensor, num_devices: int) -> "Anchors":
         """Every device's anchor is x^0."""
         slot = torch.zeros((len(params), num_devices), dtype=torch.int64, device=params.device)
-        return Anchors(params[:, None, :].clone(), slot)
+        return Anchors(params[:, None, :].clone(), slot[:, :1].clone(), slot)
 
     def count(self) -> Tensor:
         """Models held, [S]."""
-        return self._referenced(torch.ones_like(self.slot, dtype=torch.bool)).sum(-1)
+        return (self.index != FREE).sum(-1)
 
     def mean(self, who: Tensor) -> Tensor:
         """Mean anchor of the devices `who`, [S, P]; 0 where there are none."""
-        references = torch.zeros(self.pool.shape[:2], dtype=torch.float64, device=self.pool.device)
+        references = torch.zeros(self.index.shape, dtype=torch.float64, device=self.pool.device)
         references.scatter_add_(1, self.slot, who.to(torch.float64))
         share = references / references.sum(-1, keepdim=True).clamp(min=1.0)
         return torch.einsum("sk,skp->sp", share.to(self.pool.dtype), self.pool)
 
-    def receive(self, params: Tensor, who: Tensor, in_place: bool) -> "Anchors":
-        """The devices `who` receive the model [S, P]; models that nobody refers to any more are dropped."""
-        pool = self.pool
-        occupied = self._referenced(~who)
-        if pool.shape[1] < self.slot.shape[1]:  # one free row is enough: at most one model is new
-            spare = pool.new_zeros(len(pool), 1, pool.shape[2])
-            if pool.device.type != "cpu" or bool((occupied.all(-1) & who.any(-1)).any()):
-                pool = torch.cat([pool, spare], dim=1)
-                occupied = torch.nn.functional.pad(occupied, (0, 1))
-        free = occupied.to(torch.int8).argmin(dim=-1)  # first row that nobody else refers to
-        if pool is self.pool and not in_place:
+    def receive(self, params: Tensor, r: int, who: Tensor, pruning: Pruning, in_place: bool) -> "Anchors":
+        """The devices `who` receive x^r [S, P]; models that the pruning rule no longer keeps are dropped."""
+        kept = self._kept(~who, pruning)
+        pool, index = self.pool, torch.where(kept, self.index, FREE)
+        if self._needs_row(kept, who, pruning):
+            pool = torch.cat([pool, pool.new_zeros(len(pool), 1, pool.shape[2])], dim=1)
+            index = torch.nn.functional.pad(index, (0, 1), value=FREE)
+        elif not in_place:
             pool = pool.clone()
+        heard = who.any(-1)
+        row = (index != FREE).to(torch.int8).argmin(dim=-1)  # first free one
         seeds = torch.arange(len(pool), device=pool.device)
-        heard = who.any(-1, keepdim=True)
-        pool[seeds, free] = torch.where(heard, params, pool[seeds, free])
-        return Anchors(pool, torch.where(who, free[:, None], self.slot))
+        pool[seeds, row] = torch.where(heard[:, None], params, pool[seeds, row])
+        index[seeds, row] = torch.where(heard, r, index[seeds, row])
+        return Anchors(pool, index, torch.where(who, row[:, None], self.slot))
 
-    def _referenced(self, who: Tensor) -> Tensor:
-        """Rows that one of the devices `who` refers to, bool [S, K]."""
-        marks = torch.zeros(self.pool.shape[:2], dtype=torch.int64, device=self.pool.device)
-        return marks.scatter_add_(1, self.slot, who.to(torch.int64)) > 0
+    def _kept(self, others: Tensor, pruning: Pruning) -> Tensor:
+        """Rows that stay once only the devices `others` refer to what is here, bool [S, K]."""
+        if pruning == "references":
+            marks = torch.zeros_like(self.index)
+            return marks.scatter_add_(1, self.slot, others.to(torch.int64)) > 0
+        newest = torch.iinfo(torch.int64).max
+        oldest = torch.where(others, self.index.gather(1, self.slot), newest).min(dim=-1, keepdim=True).values
+        return (self.index != FREE) & (self.index >= oldest)
+
+    def _needs_row(self, kept: Tensor, who: Tensor, pruning: Pruning) -> bool:
+        """Whether a new model finds no free row; a GPU is not asked but given a row until m are there."""
+        if self.pool.device.type != "cpu":
+            return pruning == "paper" or kept.shape[1] < who.shape[1]
+        return bool((kept.all(-1) & who.any(-1)).any())

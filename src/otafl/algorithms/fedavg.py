@@ -45,5 +45,5 @@ class FedAvg:
         updates = round.train(state.params)
         shape = (len(state.params), round.problem.num_devices)
         everyone = torch.ones(shape, dtype=torch.bool, device=state.params.device)
-        mean_update = round.uplink(updates, everyone / round.problem.num_devices, everyone).signal
+        mean_update = round.uplink(updates, everyone.to(torch.float64) / round.problem.num_devices, everyone).signal
         return State(state.params + round.lr * mean_update), Info(active=everyone)

@@ -21,7 +21,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from otafl.algorithms.anchors import Anchors
+from otafl.algorithms.anchors import Anchors, Pruning
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.truncated import active_devices, heard_mean
 from otafl.radio.csi import Knowledge
@@ -48,6 +48,8 @@ class FedOAG:
 
     gamma: Annotated[float, Gt(0)] = 1e-9
     """γ, the pre-scalar; paper: 1e-9 for its 814,090 parameters."""
+    pruning: Pruning = "references"
+    """Which old models the server keeps: those a device refers to, or all since the oldest such ("paper")."""
 
     def init(self, problem: Problem) -> State:
         """Line 2: every device starts from x^0 and has it as its anchor."""
@@ -71,7 +73,7 @@ class FedOAG:
         params = torch.where(heard.any, rebuilt, state.params)
 
         # Lines 20–28: postponed broadcast to the active devices only; the others keep what they trained.
-        anchors = state.anchors.receive(params, heard.who, in_place=round.donates)
+        anchors = state.anchors.receive(params, round.t + 1, heard.who, self.pruning, round.donates)
         local_params = torch.where(heard.who[..., None], params[:, None, :], updates.end)
         info = Info(active=heard.who, norm_bound=heard.norm_bound, anchors=anchors.count())
         return State(params, local_params, anchors), info

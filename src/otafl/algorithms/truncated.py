@@ -42,6 +42,6 @@ def heard_mean(round: Round, vectors: Updates, active: Tensor, gamma: float) -> 
     tx_scale = truncated_inversion(gamma, round.device.h, active, norm_bound)
     received = round.uplink(vectors, tx_scale, active)
     num_active = reports.count()
-    rx_scale = norm_bound / (gamma * num_active.clamp(min=1))
+    rx_scale = norm_bound / (gamma * num_active.clamp(min=1).to(norm_bound.dtype))
     mean = received.signal * rx_scale[:, None].to(received.signal.dtype)
     return Heard(mean, reports.who, (num_active > 0)[:, None], norm_bound)

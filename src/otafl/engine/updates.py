@@ -53,7 +53,7 @@ class Updates:
         self._check()
         total = self._end.new_zeros(self._end.shape[0], self._end.shape[2])
         heard = weights != 0
-        scaled = (weights / self._lr).to(self._end.dtype)
+        scaled = (weights.to(torch.float64) / self._lr).to(self._end.dtype)
         for s, rows, difference in self._differences(heard):
             # masked before the sum: 0 · NaN must not poison the others
             masked = torch.where(heard[s, rows, None], difference, torch.zeros_like(difference))

@@ -19,10 +19,10 @@ class Estimate(NamedTuple):
     mean: float
     std: float
     half_width: float
-    count: int
+    num_seeds: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.std:.2f}" if self.count > 1 else f"{self.mean:.2f}"
+        return f"{self.mean:.2f} ± {self.std:.2f}" if self.num_seeds > 1 else f"{self.mean:.2f}"
 
 
 def estimate(values: NDArray[np.float64]) -> Estimate:

@@ -1,0 +1,184 @@
+"""Both engines do the same SGD; float64 to 1e-9."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import otafl
+from otafl.engine.batches import BatchSampler
+from otafl.errors import PluginError
+from tests.conftest import make_config, simulate
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"model.name": "mlp", "model.hidden": [6, 5]},
+    "he": {"model.name": "mlp", "model.hidden": [6], "model.init": "he_normal"},
+    "softmax": {"model.name": "softmax"},
+    "cnn": {"model.name": "cnn", "model.channels": [2, 3], "data.name": "digits"},
+}
+
+
+def config_of(model: str, **overrides: Any) -> otafl.Config:
+    keys = {**MODELS[model], **{key.replace("__", "."): value for key, value in overrides.items()}}
+    config = make_config("fedoag")
+    if keys.get("data.name") == "digits":
+        return config.replace(keys | {"experiment.rounds": 2})
+    return config.replace(keys)
+
+
+@pytest.mark.parametrize("batches", ["per_step", "per_round"])
+@pytest.mark.parametrize("model", MODELS)
+def test_batched_engine_equals_the_reference(model: str, batches: str) -> None:
+    """From shared starts, from own starts, and with some devices not trained."""
+    ends = {}
+    for engine in ("reference", "batched"):
+        sim = simulate(config_of(model, training__engine=engine, training__batches=batches))
+        shared = sim.problem.initial
+        own = shared[:, None] + 0.01 * torch.arange(4, dtype=torch.float64)[:, None]
+        who = torch.tensor([[True, False, True, True], [False, False, True, False]])
+        round_ = sim.round_at(1)
+        ends[engine] = [round_.train(shared).end, round_.train(own).end, round_.train(shared, who).end]
+        assert torch.equal(ends[engine][2][~who], shared[:, None].expand(-1, 4, -1)[~who])
+        assert not torch.equal(ends[engine][0][0, 0], shared[0])
+    for one, other in zip(*ends.values(), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["fedoag", "ota-fedavg", "fedavg"])
+def test_whole_runs_agree(algorithm: str) -> None:
+    one, other = (
+        otafl.run(make_config(algorithm, {"training.engine": engine}), device="cpu") for engine in ("reference", "batched")
+    )
+    assert torch.allclose(one.params, other.params, rtol=0, atol=1e-9)
+
+
+def test_local_sgd_by_hand() -> None:
+    """Softmax regression: one step is W −= η (softmax(Wx + b) − onehot) xᵀ averaged over the batch."""
+    sim = simulate(config_of("softmax", training__local_steps=1))
+    end = sim.round_at(0).train(sim.problem.initial).end
+    batch = sim.sampler.at(0)[1, 2, 0]
+    features, targets = sim.objective.train.features[batch], sim.objective.train.targets[batch]
+    params = sim.problem.initial[1]
+    weight, bias = params[:18].view(3, 6), params[18:]
+    error = torch.softmax(features @ weight.T + bias, -1) - nn.functional.one_hot(targets, 3)
+    lr = sim.config.training.lr
+    expected = torch.cat([(weight - lr * error.T @ features / len(batch)).flatten(), bias - lr * error.mean(0)])
+    assert torch.allclose(end[1, 2], expected, rtol=0, atol=1e-14)
+
+
+def test_batches_come_from_the_own_images_with_replacement() -> None:
+    shares = [[np.arange(3), np.arange(3, 50)]]
+    sampler = BatchSampler((4,), shares, local_steps=200, batch_size=32, batches="per_step")
+    drawn = sampler.at(7)[0].numpy()
+    assert drawn.shape == (2, 200, 32)
+    assert set(drawn[0].ravel()) == {0, 1, 2}
+    assert set(drawn[1].ravel()) == set(range(3, 50))
+    share = (drawn[0] == 1).mean()
+    assert abs(share - 1 / 3) < 5 * math.sqrt(2 / 9 / drawn[0].size)
+    assert not np.array_equal(drawn, sampler.at(8)[0].numpy())
+
+
+def test_per_round_takes_all_steps_on_one_batch() -> None:
+    sampler = BatchSampler((0,), [[np.arange(9)]], local_steps=5, batch_size=4, batches="per_round")
+    assert sampler.at(0).shape == (1, 1, 1, 4)
+
+
+def test_learning_rate_schedules() -> None:
+    training = make_config().training
+    assert [training.lr_at(t) for t in (0, 10, 30)] == pytest.approx([0.1, 0.1 / math.sqrt(2), 0.05])
+    assert make_config("fedoag", {"training.lr_schedule": "constant"}).training.lr_at(99) == 0.1
+
+
+def test_paper_network_has_814090_parameters_and_starts_alike_everywhere(mnist: Any) -> None:
+    config = otafl.load_config("stationary", {"experiment.seeds": [0], "experiment.rounds": 1})
+    single, double = simulate(config), simulate(config.replace({"training.dtype": "float64"}))
+    assert single.objective.num_params == 814_090
+    assert torch.equal(single.problem.initial.to(torch.float64), double.problem.initial)
+
+
+def test_he_initialisation_has_its_variance() -> None:
+    """Weights of a layer with n inputs ~ N(0, 2/n), biases 0; PyTorch's default is U(±1/√n)."""
+    sim = simulate(config_of("he", model__hidden=[4000], experiment__seeds=[0]))
+    flat = sim.problem.initial[0]
+    weights, biases = flat[: 6 * 4000], flat[6 * 4000 : 7 * 4000]
+    assert float(weights.square().mean()) == pytest.approx(2 / 6, rel=5 * math.sqrt(2 / len(weights)))
+    assert (biases == 0).all()
+    default = simulate(config_of("mlp", model__hidden=[4000], experiment__seeds=[0])).problem.initial[0]
+    assert default[: 7 * 4000].abs().max() <= 1 / math.sqrt(6)
+
+
+def test_evaluation_is_mean_loss_and_share_of_right_answers() -> None:
+    sim = simulate(config_of("mlp"))
+    scores = sim.objective.evaluate(sim.problem.initial, sim.test)
+    for s in range(2):
+        params = sim.problem.initial[s]
+        with torch.no_grad():
+            output = torch.func.functional_call(
+                sim.objective._module, sim.objective.unflatten(params), (sim.test.features,)
+            )
+        assert float(scores.accuracy[s]) == pytest.approx(float((output.argmax(-1) == sim.test.targets).double().mean()))
+        assert float(scores.loss[s]) == pytest.approx(float(nn.functional.cross_entropy(output, sim.test.targets)))
+
+
+def test_gradient_norm_of_the_quadratic_is_known() -> None:
+    """∇F(x) = x − mean c_i."""
+    from tests.conftest import make_quadratic
+
+    result = otafl.run(make_quadratic("fedoag", {"experiment.record": ["server", "mean", "gradient", "consensus"]}))
+    sim = simulate(make_quadratic("fedoag"))
+    center = sim.test.features.mean(0)
+    assert result.metrics["grad_norm_sq"][:, -1] == pytest.approx(
+        (result.params - center).square().sum(-1).numpy(), rel=1e-6
+    )
+    start = float((0.5 - center).square().sum())
+    # F9 once more: x̄ descends deterministically, (1 − η)^{s t}
+    expected = [start * (1 - 0.05) ** (2 * 3 * r) for r in result.rounds]
+    assert result.metrics["mean_grad_norm_sq"][0] == pytest.approx(expected, rel=1e-6)
+    assert result.metrics["consensus"][0, 0] == 0 < result.metrics["consensus"][0, -1]
+
+
+class Odd(nn.Module):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)), "Dropout.*random numbers"),
+        (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), "running statistics"),
+        (nn.Linear(7, 3), "cannot be applied to features of shape"),
+        (nn.Linear(6, 4), "4 class scores for 3 classes"),
+        (Odd(), "no parameters"),
+    ],
+)
+def test_modules_that_cannot_be_used_are_refused(module: nn.Module, line: str) -> None:
+    with pytest.raises(PluginError, match=line):
+        otafl.run(make_config("fedavg", {"training.dtype": "float32"}), model=module)
+
+
+def test_any_module_can_be_passed() -> None:
+    """It starts from its present weights; LayerNorm and scalars are fine."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
+            self.temperature = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.inner(features) * self.temperature
+            return scores
+
+    net = Net()
+    config = make_config("fedavg", {"experiment.rounds": 3})
+    result = otafl.run(config, model=net)
+    size = sum(p.numel() for p in net.parameters())
+    assert result.params.shape == (2, size)
+    reference = otafl.run(config.replace({"training.engine": "reference"}), model=net)
+    assert torch.allclose(result.params, reference.params, rtol=0, atol=1e-9)
+    assert net.temperature.item() == 1.5  # the user's module is left alone
+    assert net.temperature.dtype == torch.float32
