@@ -196,18 +196,19 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     recorder = _Recorder(sim.seeds, directory)
     first, earlier_s = 0, 0.0
     checkpoint = directory.load_checkpoint() if directory is not None else None
+    if checkpoint is None or not checkpoint.metrics:  # row 0 is written with the first row after it
+        recorder.add(0, _row(sim, state, ledger, 0), [True] * len(sim.seeds))
     if checkpoint is not None:
         first, earlier_s = checkpoint.round, checkpoint.elapsed_s
         state = _restore(state, checkpoint.tensors, sim.device)
         ledger = Ledger.from_tensors(_part(checkpoint.tensors, "ledger", sim.device))
-        recorder.restore(checkpoint.metrics)
+        if checkpoint.metrics:
+            recorder.restore(checkpoint.metrics)
     started = last_saved = time.monotonic()
     if directory is not None:
         directory.write("summary.json", '{"status": "running"}\n')
         directory.write("metrics.csv", recorder.text)
         directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
-    if not recorder.rounds:
-        recorder.add(0, _row(sim, state, ledger, 0), [True] * len(sim.seeds))
     with _signals(directory is not None) as stop:
         for t in range(first, num_rounds):
             state, info, round_, ratio = sim.step(state, t)

@@ -17,9 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from otafl.errors import ConfigError, PluginError
+from otafl.errors import ConfigError, OtaflError, PluginError
 
 Class = TypeVar("Class", bound=type)
+Result = TypeVar("Result")
 
 BUILTIN: dict[str, dict[str, str]] = {
     "algorithms": {
@@ -115,7 +116,10 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
 def summary(kind: str, name: str) -> str:
     """First line of a class's docstring; for built-in classes read from the source, without importing it."""
     if name not in BUILTIN[kind]:
-        return ((lookup(kind, name).__doc__ or "").strip().splitlines() or [""])[0]
+        try:
+            return ((lookup(kind, name).__doc__ or "").strip().splitlines() or [""])[0]
+        except PluginError as error:
+            return str(error)
     module, cls = BUILTIN[kind][name].split(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None
@@ -124,3 +128,16 @@ def summary(kind: str, name: str) -> str:
         if isinstance(node, ast.ClassDef) and node.name == cls:
             return (ast.get_docstring(node) or "").splitlines()[0]
     raise LookupError(f"{module} has no class {cls}")
+
+
+def guarded(what: str, spec: object, call: Callable[[], Result]) -> Result:
+    """Run code of a chosen class; what a plug-in raises becomes one line, what the library raises stays a bug."""
+    try:
+        return call()
+    except OtaflError:
+        raise
+    except Exception as error:
+        if type(spec).__module__.startswith("otafl."):
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        raise PluginError(f"{what} failed: {type(error).__name__}: {first}") from error

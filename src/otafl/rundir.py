@@ -91,8 +91,10 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._lock.seek(0)
+            owner = self._lock.read().strip() or "?"
+            self._lock.close()
             raise RunDirectoryError(
-                f"{path}: is in use by process {self._lock.read().strip() or '?'}; wait for it or choose another --out"
+                f"{path}: is in use by process {owner}; wait for it or choose another --out"
             ) from error
         self._lock.truncate(0)
         self._lock.write(f"{os.getpid()}\n")
@@ -181,6 +183,8 @@ class RunDirectory:
 
     def _read_checkpoint(self, folder: Path) -> Checkpoint:
         header = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        if not isinstance(header, dict):
+            raise ValueError("checkpoint.json is not a header")
         if _sealed({key: value for key, value in header.items() if key != "seal"}) != header:
             raise ValueError("checkpoint.json does not match its own checksum")
         if header["config"] != self._config.digest or header["format"] != CHECKPOINT_FORMAT:
@@ -253,11 +257,8 @@ def _explained(path: Path) -> Iterator[None]:
             raise RunDirectoryError(
                 f"{path}: the disk is full; nothing recorded is lost: free some space and run the same command again"
             ) from error
-        if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EIO):
-            raise RunDirectoryError(
-                f"{path}: cannot be written ({os.strerror(number)}); choose another directory with --out"
-            ) from error
-        raise
+        reason = os.strerror(number) if number is not None else str(error)
+        raise RunDirectoryError(f"{path}: cannot be written ({reason}); choose another directory with --out") from error
 
 
 def _os_error_number(message: str) -> int | None:

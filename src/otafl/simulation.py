@@ -23,6 +23,7 @@ from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
 from otafl.radio.csi import Knowledge, Quantity, View
 from otafl.random import Streams
+from otafl.registry import guarded
 from otafl.world.channel import Trajectory, trajectory
 from otafl.world.data import Dataset
 
@@ -171,24 +172,18 @@ class Simulation:
             raise PluginError(f"{self._who}: {where}() turned the model from {self.dtype} into {params.dtype}")
 
     def _guarded(self, where: str, call: Callable[[], Any]) -> Any:
-        """Run a method's code; what a plug-in raises becomes one line."""
+        """Run a method's code."""
         try:
-            return call()
-        except OtaflError:
-            raise
+            return guarded(f"{self._who}: {where}", self.algorithm, call)
         except torch.OutOfMemoryError as error:
             raise OtaflError(
                 f"{self._who}: the device's memory is full in {where}; run fewer seeds at once (--seeds)"
             ) from error
-        except Exception as error:
-            if type(self.algorithm).__module__.startswith("otafl."):
-                raise
-            first = (str(error).splitlines() or [""])[0]
-            raise PluginError(f"{self._who}: {where} failed: {type(error).__name__}: {first}") from error
 
 
 def _load(config: Config) -> Dataset:
-    dataset = config.data.spec.load(config.cell.devices)
+    source = config.data
+    dataset = guarded(f"data set {source.name}: load", source.spec, lambda: source.spec.load(config.cell.devices))
     if not isinstance(dataset, Dataset):
         raise PluginError(f"data set {config.data.name}: load() returned {type(dataset).__name__}, not a Dataset")
     for name in ("train", "test", "validation"):
@@ -223,4 +218,5 @@ def _builder(config: Config, dataset: Dataset, model: nn.Module | None) -> Calla
     if model is not None:
         return lambda: copy.deepcopy(model)
     shape = TaskShape(int(np.prod(dataset.train.features.shape[1:])), dataset.num_classes, dataset.image_shape)
-    return lambda: config.model.spec.build(shape)
+    spec = config.model.spec
+    return lambda: guarded(f"model {config.model.name}: build", spec, lambda: spec.build(shape))

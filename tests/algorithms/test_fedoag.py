@@ -298,9 +298,7 @@ def p_weighted_world(overrides: dict[str, Any]) -> dict[str, Any]:
 def test_bias_oracle(algorithm: str, target: float) -> None:
     """30,000 rounds from 0.5, second half: FedOAG stays at 0.4988, the memoryless average drifts to 0.1774."""
     num_rounds, seeds = 30_000, list(range(4))
-    config = make_quadratic(
-        algorithm, p_weighted_world({"experiment.rounds": num_rounds, "experiment.seeds": seeds})
-    )
+    config = make_quadratic(algorithm, p_weighted_world({"experiment.rounds": num_rounds, "experiment.seeds": seeds}))
     sim = simulate(config)
     state, total = sim.init(), torch.zeros(len(seeds), dtype=torch.float64)
     for t in range(num_rounds):

@@ -50,7 +50,8 @@ def test_batched_engine_equals_the_reference(model: str, batches: str) -> None:
 @pytest.mark.parametrize("algorithm", ["fedoag", "ota-fedavg", "fedavg"])
 def test_whole_runs_agree(algorithm: str) -> None:
     one, other = (
-        otafl.run(make_config(algorithm, {"training.engine": engine}), device="cpu") for engine in ("reference", "batched")
+        otafl.run(make_config(algorithm, {"training.engine": engine}), device="cpu")
+        for engine in ("reference", "batched")
     )
     assert torch.allclose(one.params, other.params, rtol=0, atol=1e-9)
 
@@ -119,7 +120,9 @@ def test_evaluation_is_mean_loss_and_share_of_right_answers() -> None:
             output = torch.func.functional_call(
                 sim.objective._module, sim.objective.unflatten(params), (sim.test.features,)
             )
-        assert float(scores.accuracy[s]) == pytest.approx(float((output.argmax(-1) == sim.test.targets).double().mean()))
+        assert float(scores.accuracy[s]) == pytest.approx(
+            float((output.argmax(-1) == sim.test.targets).double().mean())
+        )
         assert float(scores.loss[s]) == pytest.approx(float(nn.functional.cross_entropy(output, sim.test.targets)))
 
 

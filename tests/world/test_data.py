@@ -9,7 +9,7 @@ import pytest
 from otafl.config import load_config
 from otafl.errors import ConfigError, DataError
 from otafl.world import files
-from otafl.world.data import Digits, MNIST, Quadratic, Synthetic
+from otafl.world.data import MNIST, Digits, Quadratic, Synthetic
 from otafl.world.files import FASHION_MNIST_FILES, MNIST_FILES, ImageFiles, parse_idx
 
 

@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import gammainc
 from scipy.special import gamma as gamma_function
+from scipy.special import gammainc
 
-from otafl.random import Streams
 from otafl.radio.link import LinkBudget
 from otafl.radio.scaling import inversion_threshold
+from otafl.random import Streams
 from otafl.world.channel import expected_active, trajectory
 from otafl.world.fading import NoFading, Rayleigh
 from otafl.world.mobility import BoundedWaypoint, Static

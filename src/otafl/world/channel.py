@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from otafl.errors import PluginError
 from otafl.random import Streams
+from otafl.registry import guarded
 from otafl.world.fading import Fading
 from otafl.world.mobility import Mobility
 from otafl.world.pathloss import PathLoss
@@ -44,14 +45,23 @@ def trajectory(
     """The trajectory of one seed over `num_rounds` rounds."""
     streams = Streams(seed)
     shape = (num_rounds, cell.devices)
-    positions_m = mobility.positions(cell.place(streams), cell.radius_m, num_rounds, streams)
+    start_m = cell.place(streams)
+    positions_m = guarded(
+        f"mobility {type(mobility).__name__}: positions",
+        mobility,
+        lambda: mobility.positions(start_m, cell.radius_m, num_rounds, streams),
+    )
     _check("mobility", mobility, positions_m, (*shape, 2))
     distance_m = np.hypot(positions_m[..., 0], positions_m[..., 1])
-    mean_gain = pathloss.mean_gain(distance_m)
+    mean_gain = guarded(
+        f"pathloss {type(pathloss).__name__}: mean_gain", pathloss, lambda: pathloss.mean_gain(distance_m)
+    )
     _check("pathloss", pathloss, mean_gain, shape)
     if not (mean_gain > 0).all():
         raise PluginError(f"pathloss {type(pathloss).__name__}: a mean gain is not positive")
-    coefficients = fading.coefficients(positions_m, streams)
+    coefficients = guarded(
+        f"fading {type(fading).__name__}: coefficients", fading, lambda: fading.coefficients(positions_m, streams)
+    )
     _check("fading", fading, coefficients, shape)
     return Trajectory(positions_m, distance_m, mean_gain, np.sqrt(mean_gain) * coefficients)
 

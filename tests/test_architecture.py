@@ -1,0 +1,99 @@
+"""The house keeps its rooms: who imports whom, where noise and seeds live, what each module says of itself."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "otafl"
+MODULES = sorted(SOURCE.rglob("*.py"))
+# data flows down: a room imports only from rooms above it (and from its own)
+ROOMS = [
+    ["errors", "_version"],
+    ["units", "registry", "random"],
+    ["world", "presets"],
+    ["radio"],
+    ["engine"],
+    ["algorithms"],
+    ["config"],
+    ["metrics"],
+    ["simulation", "rundir"],
+    ["fold"],
+    ["report"],
+    ["cli"],
+]
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+# what a room may name below itself: presets look for MNIST, the package facade and lazy imports name anything
+FACADE = SOURCE / "__init__.py"
+
+
+def room_of(path: Path) -> str:
+    part = path.relative_to(SOURCE).parts[0]
+    return part.removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Modules of otafl imported at module level."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("otafl"):
+            names = {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "otafl" else {node.module}
+            found |= names
+    return found
+
+
+@pytest.mark.parametrize("path", [m for m in MODULES if m != FACADE], ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_flow_down(path: Path) -> None:
+    mine = room_of(path)
+    for module in imports_of(path):
+        theirs = module.split(".")[1]
+        assert theirs == mine or LEVEL[theirs] <= LEVEL[mine], f"{mine} must not import {module}"
+
+
+@pytest.mark.parametrize(
+    "path", [m for m in MODULES if m.name not in ("__init__.py", "_version.py")], ids=lambda p: p.stem
+)
+def test_every_module_says_what_it_knows(path: Path) -> None:
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert re.search(r"^Knows: ", doc, re.MULTILINE), path
+    assert re.search(r"^Does not know: ", doc, re.MULTILINE), path
+
+
+def lines_with(pattern: str) -> set[str]:
+    return {str(path.relative_to(SOURCE)) for path in MODULES if re.search(pattern, path.read_text(encoding="utf-8"))}
+
+
+def test_one_place_for_each_thing() -> None:
+    assert lines_with(r"SeedSequence|default_rng|np\.random\.seed") == {"random.py"}
+    assert lines_with(r"manual_seed") == {"radio/air.py", "engine/models.py"}  # from addressed keys
+    assert lines_with(r"\.normal_\(|torch\.randn") == {"radio/air.py"}
+    assert lines_with(r"log10") == {"units.py"}
+    assert lines_with(r"for t in range\(") == {"fold.py", "world/fading.py", "world/mobility.py"}
+
+
+def test_methods_are_short_and_nothing_is_homeless() -> None:
+    for path in (SOURCE / "algorithms").glob("*.py"):
+        if path.stem != "base":
+            assert len(path.read_text(encoding="utf-8").splitlines()) <= 150, path
+    assert not [path for path in MODULES if path.stem in ("utils", "util", "misc", "common", "helpers")]
+
+
+def test_importing_otafl_loads_no_extra() -> None:
+    script = (
+        "import sys, otafl, otafl.fold\n"
+        "loaded = {'matplotlib', 'sklearn', 'ray', 'sionna', 'flwr'} & set(sys.modules)\n"
+        "sys.exit(str(loaded) if loaded else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_versions_agree() -> None:
+    from otafl import __version__
+
+    assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,0 +1,69 @@
+"""The documented example runs, in Python and through entry points on the command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import plugins
+
+    return plugins
+
+
+def test_the_documented_example_learns(plugins: Any) -> None:
+    result = plugins.main()
+    assert result.status == "complete"
+    accuracy = result.metrics["test_accuracy"].mean(0)
+    assert accuracy[-1] > accuracy[0] + 0.1
+    assert (result.metrics["step_norm"][:, 1:] > 0).all()  # a column of the method's own
+
+
+def test_its_fading_is_what_it_says(plugins: Any) -> None:
+    """Unit power, and the closed-form exceedance, within 5 standard errors."""
+    import otafl
+
+    gain = plugins.Rician(k=3.0).coefficients(np.zeros((400, 100, 2)), otafl.Streams(0))
+    power = np.abs(gain.ravel()) ** 2
+    assert abs(power.mean() - 1) < 5 * power.std() / np.sqrt(power.size)
+    for level in (0.3, 1.0, 2.0):
+        prob = float(plugins.Rician(k=3.0).exceed_prob(np.array(level)))
+        assert abs((power >= level).mean() - prob) < 5 * np.sqrt(prob * (1 - prob) / power.size)
+
+
+def test_entry_points_reach_the_command_line(tmp_path: Path) -> None:
+    """An installed package's entry points: listed, and run."""
+    info = tmp_path / "my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[otafl.algorithms]\nserver-step-2 = my_plugins:ServerStep\nbroken = no_such_module:Thing\n"
+    )
+    source = (EXAMPLES / "plugins.py").read_text(encoding="utf-8")
+    (tmp_path / "my_plugins.py").write_text(source, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+
+    def otafl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "otafl.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+    done = otafl("run", "quick", "--set", "data.name=digits", "--set", "algorithm.name=server-step-2",
+                 "--set", "experiment.rounds=2", "--set", "algorithm.server_step=0.3")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy" in done.stdout
+    broken = otafl("run", "quick", "--set", "algorithm.name=broken")
+    assert broken.returncode == 2
+    assert "plug-in 'broken' (no_such_module:Thing) cannot be loaded: ModuleNotFoundError" in broken.stderr
+    listed = otafl("list", "algorithms")
+    assert listed.returncode == 0
+    assert "server-step-2" in listed.stdout
+    assert "cannot be loaded" in listed.stdout  # a broken plug-in does not hide the others
