@@ -1,10 +1,14 @@
-"""The MNIST table of docs/results.md: the paper's setting, five seeds, three regimes for FedOAG.
+"""The tables of docs/results.md: the paper's setting on MNIST, five seeds.
 
-python recipes/mnist_table.py [--device cuda]      about a minute on a data-centre GPU, hours on two cores
+    python recipes/mnist_table.py [--device cuda] [--sensitivity]
+
+Three minutes on a data-centre GPU (seven with the sensitivity rows), hours on two cores. Runs that are already there
+are read, not repeated.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import otafl
 from otafl.report.statistics import estimate, last_accuracy, paired_difference
@@ -17,35 +21,59 @@ CASES = (
     ("mixed", "fedoag"),
     ("stationary", "ota-fedavg"),
 )
+SENSITIVITY: dict[str, dict[str, Any]] = {
+    "noise N_0/2 per dimension": {"radio.noise_convention": "n0/2"},
+    "60,000 training images": {"data.train_images": 60_000},
+    "constant learning rate": {"training.lr_schedule": "constant"},
+    "one batch per round": {"training.batches": "per_round"},
+    "uniform placement": {"cell.placement": "uniform"},
+    "PyTorch's default initialisation": {"model.init": "torch"},
+    "γ = 5e-10": {"algorithm.gamma": 5e-10},
+}
+MORE_SEEDS = list(range(20))
+
+
+def run(preset: str, overrides: dict[str, Any], device: str) -> otafl.Result:
+    """A run in its own directory, or what an earlier one left there."""
+    config = otafl.load_config(preset, overrides)
+    name = f"{preset}-{config.algorithm.name}-{config.digest[:8]}"
+    result = otafl.run(config, out=OUT / name, device=device)
+    print(f"{name}: {result.summary['wall_s']:.1f} s on {result.summary['device']}", flush=True)
+    return result
+
+
+def row(label: str, result: otafl.Result) -> str:
+    """A line of a table."""
+    accuracy = last_accuracy(result)
+    mean = estimate(accuracy)
+    seeds = ", ".join(f"{value:.1f}" for value in accuracy)
+    low, high = mean.mean - mean.half_width, mean.mean + mean.half_width
+    return f"| {label} | {mean} | {low:.1f} … {high:.1f} | {seeds} | {result.summary['num_active']:.2f} |"
 
 
 def main() -> None:
-    """Run what is missing and print the table as Markdown."""
+    """Run what is missing and print the tables as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--rounds", type=int, default=800)
+    parser.add_argument("--sensitivity", action="store_true")
     options = parser.parse_args()
-    results = {}
-    for preset, name in CASES:
-        config = otafl.load_config(preset, {"algorithm.name": name, "experiment.rounds": options.rounds})
-        out = OUT / f"{preset}-{name}-{config.digest[:8]}"
-        results[preset, name] = otafl.run(config, out=out, device=options.device)
-        summary = results[preset, name].summary
-        print(f"{preset} {name}: {summary['wall_s']:.1f} s on {summary['device']}", flush=True)
-    print("\n| method | regime | test accuracy (%) | per seed | active devices | time (s) |")
-    print("|---|---|---|---|---|---|")
-    for (preset, name), result in results.items():
-        accuracy = last_accuracy(result)
-        seeds = ", ".join(f"{value:.1f}" for value in accuracy)
-        summary = result.summary
-        active, wall_s = summary["num_active"], summary["wall_s"]
-        print(f"| {name} | {preset} | {estimate(accuracy)} | {seeds} | {active:.2f} | {wall_s:.0f} |")
+    results = {case: run(case[0], {"algorithm.name": case[1]}, options.device) for case in CASES}
+    header = (
+        "test accuracy (%), mean ± std | 95 % interval of the mean | per seed | active devices |\n|---|---|---|---|---|"
+    )
+    lines = ["", f"| method, regime | {header}"]
+    lines += [row(f"{name}, {preset}", result) for (preset, name), result in results.items()]
+    lines += ["", "| paired by seed, minus fedoag, stationary | difference (points) | 95 % interval |", "|---|---|---|"]
     base = results["stationary", "fedoag"]
-    print("\n| paired by seed | difference (points) | 95 % interval |\n|---|---|---|")
     for preset, name in CASES[2:]:
         gap = paired_difference(results[preset, name], base)
         low, high = gap.mean - gap.half_width, gap.mean + gap.half_width
-        print(f"| {name}, {preset}, minus fedoag, stationary | {gap.mean:+.2f} | {low:+.2f} … {high:+.2f} |")
+        lines.append(f"| {name}, {preset} | {gap.mean:+.2f} | {low:+.2f} … {high:+.2f} |")
+    if options.sensitivity:
+        lines += ["", f"| fedoag, stationary, but | {header}", row("(nothing changed)", base)]
+        lines += [row(label, run("stationary", keys, options.device)) for label, keys in SENSITIVITY.items()]
+        lines.append(row("seeds 0–19", run("stationary", {"experiment.seeds": MORE_SEEDS}, options.device)))
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

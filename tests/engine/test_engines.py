@@ -15,7 +15,7 @@ from tests.conftest import make_config, simulate
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"model.name": "mlp", "model.hidden": [6, 5]},
-    "he": {"model.name": "mlp", "model.hidden": [6], "model.init": "he_normal"},
+    "default": {"model.name": "mlp", "model.hidden": [6], "model.init": "torch"},
     "softmax": {"model.name": "softmax"},
     "cnn": {"model.name": "cnn", "model.channels": [2, 3], "data.name": "digits"},
 }
@@ -100,15 +100,19 @@ def test_paper_network_has_814090_parameters_and_starts_alike_everywhere(mnist: 
     assert torch.equal(single.problem.initial.to(torch.float64), double.problem.initial)
 
 
-def test_he_initialisation_has_its_variance() -> None:
-    """Weights of a layer with n inputs ~ N(0, 2/n), biases 0; PyTorch's default is U(±1/√n)."""
-    sim = simulate(config_of("he", model__hidden=[4000], experiment__seeds=[0]))
+def test_kaiming_initialisation_has_its_variance() -> None:
+    """Before a ReLU, n inputs: weights ~ N(0, 2/n), biases 0; the last layer and "torch": U(±1/√n)."""
+    sim = simulate(config_of("mlp", model__hidden=[4000], experiment__seeds=[0]))
     flat = sim.problem.initial[0]
-    weights, biases = flat[: 6 * 4000], flat[6 * 4000 : 7 * 4000]
+    weights, biases, last = flat[: 6 * 4000], flat[6 * 4000 : 7 * 4000], flat[7 * 4000 :]
     assert float(weights.square().mean()) == pytest.approx(2 / 6, rel=5 * math.sqrt(2 / len(weights)))
     assert (biases == 0).all()
-    default = simulate(config_of("mlp", model__hidden=[4000], experiment__seeds=[0])).problem.initial[0]
+    default = simulate(config_of("default", model__hidden=[4000], experiment__seeds=[0])).problem.initial[0]
     assert default[: 7 * 4000].abs().max() <= 1 / math.sqrt(6)
+    assert torch.equal(last, default[7 * 4000 :])
+    bound = 1 / math.sqrt(4000)
+    assert last.abs().max() <= bound
+    assert float(last.square().mean()) == pytest.approx(bound**2 / 3, rel=5 * math.sqrt(0.8 / len(last)))
 
 
 def test_evaluation_is_mean_loss_and_share_of_right_answers() -> None:
