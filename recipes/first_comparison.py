@@ -32,8 +32,8 @@ def main() -> None:
     for name in ALGORITHMS:
         config = load_config("quick", {"algorithm.name": name})
         out = OUT / f"{name}-{config.digest[:8]}"
-        print(f"{LABELS[name]} on {config.data.name}, {config.experiment.rounds} rounds → {out}", flush=True)
-        with Progress(config) as progress:
+        headline = f"{LABELS[name]} on {config.data.name}, {config.experiment.rounds} rounds → {out}"
+        with Progress(config, headline) as progress:
             results[name] = otafl.run(config, out=out, observer=progress)
     config = results["fedoag"].config
     seeds = len(config.experiment.seeds)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import otafl
-from otafl import cli, registry
+from otafl import cli, registry, rundir
 from otafl.rundir import RunDirectory
 from otafl.world.data import _image_dataset
 from tests.conftest import TINY, TINY_GAMMA
@@ -53,12 +53,13 @@ def tiny(*sets: str) -> list[str]:
     return ["run", "stationary", *(part for text in [*values, *sets] for part in ("--set", text))]
 
 
-def complaint(answer: tuple[int, str, str]) -> str:
-    """The one line of an answer with status 2."""
+def complaint(answer: tuple[int, str, str], started: bool = False) -> str:
+    """The one line of an answer with status 2; a run that had started has said so in two lines before."""
     status, out, err = answer
     assert status == 2, (out, err)
-    lines = [line for line in err.splitlines() if line.startswith("otafl: ")]
+    lines = err.splitlines()[2 if started else 0 :]
     assert len(lines) == 1, err
+    assert lines[0].startswith("otafl: ")
     assert "Traceback" not in err + out
     assert "pydantic" not in err
     return lines[0]
@@ -78,7 +79,7 @@ CONFIGURATION = {
     "training.batches=per_epoch": r"training\.batches = \"per_epoch\": should be 'per_step' or 'per_round'",
     "training.local_steps=2.5": r"training\.local_steps = 2\.5: should be a valid integer",
     "training.local_steps=true": r"training\.local_steps = true: should be a valid integer",
-    "algorithm.gamma=0": r"algorithm\.gamma = 0: should be greater than 0",
+    "algorithm.gamma=0": r"algorithm\.gamma = 0: should be greater than or equal to",
     "algorithm.gamma=nan": r"algorithm\.gamma = nan",
     "algorithm.gamma=[1e-9]": r"algorithm\.gamma = \[1e-09\]: should be a valid number",
     "algorithm.name=fedog": r"algorithm\.name: nothing is named 'fedog' \(did you mean 'fedoag'\?\)",
@@ -242,15 +243,17 @@ class TestOutputDirectory:
         from otafl.config import load_config
 
         config = load_config("stationary", {**TINY, "algorithm.gamma": TINY_GAMMA})
-        with RunDirectory.open(Path("run"), config):
+        with RunDirectory.open(Path("run"), config) as directory:
+            directory.create()
             assert f"in use by process {os.getpid()}" in complaint(shell(*tiny(), "--out", "run"))
 
     def test_full_disk(self, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(*args: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(RunDirectory, "append_metrics", full)
-        assert "the disk is full" in complaint(shell(*tiny(), "--out", "run"))
+        monkeypatch.setattr(rundir, "save", full)
+        assert "the disk is full" in complaint(shell(*tiny(), "--out", "run"), started=True)
+        monkeypatch.undo()
 
     def test_damaged_config(self, shell: Shell) -> None:
         assert shell(*tiny(), "--out", "run")[0] == 0
@@ -429,7 +432,8 @@ PLUGINS: dict[str, tuple[type, str]] = {
 def test_algorithms_that_misbehave(shell: Shell, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     cls, expected = PLUGINS[case]
     monkeypatch.setitem(registry._registered["algorithms"], case, cls)
-    line = complaint(shell(*tiny(f"algorithm.name={case}")))
+    started = case not in ("no-state", "no-knowledge")
+    line = complaint(shell(*tiny(f"algorithm.name={case}")), started)
     assert re.search(expected, line), line
 
 
@@ -455,7 +459,7 @@ WORLDS: list[tuple[str, str, Any, str]] = [
     ("pathloss", "pathloss", np.zeros((5, 4)), "a mean gain is not positive"),
     ("data", "datasets", 7, r"load\(\) returned int, not a Dataset"),
     ("model", "models", "net", r"build\(\) returned str, must be an nn\.Module"),
-    ("model", "models", nn.Sequential(nn.Linear(9, 3)), "cannot be applied to features of shape"),
+    ("model", "models", nn.Sequential(nn.Linear(9, 3)), "cannot be trained on features of shape"),
 ]  # fmt: skip
 
 
@@ -482,3 +486,192 @@ def test_data_set_with_wrong_labels(shell: Shell, monkeypatch: pytest.MonkeyPatc
     cls = dataclasses.dataclass(frozen=True)(type("Mine", (World,), {"__module__": "mine", "value": data}))
     monkeypatch.setitem(registry._registered["datasets"], "mine", cls)
     assert "labels outside 0 … 2" in complaint(shell("run", "stationary", "--set", "data.name=mine"))
+
+
+MORE_PLUGINS: dict[str, tuple[type, str]] = {
+    "overflows": (
+        misbehave(
+            step=lambda self, state, round: (  # noqa: A006
+                state,
+                otafl.Info(Base.everyone(round)),
+                round.uplink(round.train(state.params), 1e170 / round.device.h, Base.everyone(round)),
+            )[:2]
+        ),
+        "sent inf times the energy limit",
+    ),
+    "own-signal": (
+        misbehave(step=lambda self, state, round: round.uplink(object(), round.device.h, Base.everyone(round))),  # noqa: A006
+        r"uplink\(\) sends what train\(\) returned, not a object",
+    ),
+    "forges-accuracy": (
+        misbehave(
+            step=lambda self, state, round: (  # noqa: A006
+                state, otafl.Info(Base.everyone(round), extra={"test_accuracy": torch.ones(2)})
+            )
+        ),
+        "'test_accuracy' cannot be the name of a column",
+    ),
+    "breaks-the-table": (
+        misbehave(
+            step=lambda self, state, round: (  # noqa: A006
+                state, otafl.Info(Base.everyone(round), extra={"a,b": torch.ones(2)})
+            )
+        ),
+        "'a,b' cannot be the name of a column",
+    ),
+    "late-column": (
+        misbehave(
+            step=lambda self, state, round: (  # noqa: A006
+                state, otafl.Info(Base.everyone(round), extra={"late": torch.ones(2)} if round.t else {})
+            )
+        ),
+        "the same columns in every round",
+    ),
+    "wide-bound": (
+        misbehave(step=lambda self, state, round: (state, otafl.Info(Base.everyone(round), torch.ones(2, 4)))),  # noqa: A006
+        "norm_bound must be a tensor with one value per seed",
+    ),
+    "no-mask": (
+        misbehave(step=lambda self, state, round: (state, otafl.Info(None))),  # noqa: A006
+        "Info.active must be a boolean mask",
+    ),
+    "leaves": (misbehave(step=lambda self, state, round: sys.exit(0)), "step of round 0 failed: SystemExit"),  # noqa: A006
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MORE_PLUGINS)
+def test_algorithms_that_cheat_or_break_the_record(shell: Shell, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    cls, expected = MORE_PLUGINS[case]
+    monkeypatch.setitem(registry._registered["algorithms"], case, cls)
+    line = complaint(shell(*tiny(f"algorithm.name={case}")), started=True)
+    assert re.search(expected, line), line
+
+
+def test_writing_into_a_view_does_not_change_the_channel() -> None:
+    from tests.conftest import make_config, simulate
+
+    round_ = simulate(make_config()).round_at(0)
+    before = round_.device.h
+    round_.device.h.fill_(1.0)
+    assert torch.equal(round_.device.h, before)
+    assert torch.equal(round_._coeff, before)
+
+
+@dataclasses.dataclass
+class Thawed:
+    def exceed_prob(self, power: Any) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Needy:
+    folder: Path = Path("x")
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky:
+    k: float = 1.0
+
+    def __post_init__(self) -> None:
+        raise ValueError("k must be even")
+
+
+@pytest.mark.parametrize(
+    ("cls", "line"),
+    [
+        (Thawed, r"must be a class decorated with @dataclass\(frozen=True\)"),
+        (Needy(), r"must be a class decorated with @dataclass\(frozen=True\)"),
+        (Needy, "has a value that TOML does not have"),
+        (Picky, "Picky failed: ValueError: k must be even"),
+    ],
+)
+def test_classes_that_cannot_be_a_section(shell: Shell, monkeypatch: pytest.MonkeyPatch, cls: Any, line: str) -> None:
+    monkeypatch.setitem(registry._registered["fading"], "mine", cls)
+    found = complaint(shell(*tiny("fading.name=mine")))
+    assert re.search(line, found), found
+
+
+SPLIT = otafl.Split(np.zeros((9, 2), dtype=np.float32), np.zeros(9, dtype=np.int64))
+GOOD = otafl.Dataset(train=SPLIT, test=SPLIT, validation=None, num_classes=3)
+DATASETS: list[tuple[Any, str]] = [
+    (dataclasses.replace(GOOD, train=None), "train must be a Split"),
+    (dataclasses.replace(GOOD, train=otafl.Split([[1.0]], SPLIT.targets)), "train must be a Split of NumPy arrays"),
+    (dataclasses.replace(GOOD, test=otafl.Split(SPLIT.features, SPLIT.targets.astype(">i4"))), "int64"),
+    (dataclasses.replace(GOOD, test=otafl.Split(SPLIT.features[:, :1], SPLIT.targets)), "another shape than train"),
+    (dataclasses.replace(GOOD, loss="hinge"), "loss 'hinge' is none of"),
+    (dataclasses.replace(GOOD, num_classes="3"), "num_classes must be an int"),
+    (dataclasses.replace(GOOD, owners=np.zeros(9, dtype=np.int64)), "owners must name a device"),
+    (dataclasses.replace(GOOD, owners=np.arange(9)), "owners must name a device"),
+    (dataclasses.replace(GOOD, train=otafl.Split(SPLIT.features[:0], SPLIT.targets[:0])), "at least one"),
+    (dataclasses.replace(GOOD, train=otafl.Split(SPLIT.features * np.nan, SPLIT.targets)), "not finite"),
+]
+
+
+@pytest.mark.parametrize(("data", "line"), DATASETS)
+def test_data_sets_that_misbehave(shell: Shell, monkeypatch: pytest.MonkeyPatch, data: Any, line: str) -> None:
+    cls = dataclasses.dataclass(frozen=True)(type("Mine", (World,), {"__module__": "mine", "value": data}))
+    monkeypatch.setitem(registry._registered["datasets"], "mine", cls)
+    found = complaint(shell(*tiny("data.name=mine")))
+    assert line in found, found
+
+
+@pytest.mark.parametrize("content", ['{"sta', "", "[]", '{"status": "done"}', "null"])
+def test_damaged_summary_is_not_run_over(shell: Shell, content: str) -> None:
+    assert shell(*tiny(), "--out", "run")[0] == 0
+    Path("run/summary.json").write_text(content)
+    before = snapshot(Path("run"))
+    assert "summary.json is damaged" in complaint(shell(*tiny(), "--out", "run"))
+    assert snapshot(Path("run")) == before
+
+
+def test_lost_pieces_of_a_finished_run(shell: Shell) -> None:
+    assert shell(*tiny(), "--out", "run")[0] == 0
+    summary = Path("run/summary.json").read_text()
+    for broken in ('{"status": "complete"}', '{"status": "complete", "wall_s": 1, "test_loss": 3}',
+                   '{"status": "failed", "diverged": [1]}'):  # fmt: skip
+        Path("run/summary.json").write_text(broken)
+        assert "is complete but cannot be read" in complaint(shell(*tiny(), "--out", "run"))
+    Path("run/summary.json").write_text(summary)
+    rows = Path("run/metrics.csv").read_text().splitlines(keepends=True)
+    Path("run/metrics.csv").write_text("".join(rows[:-2]))
+    assert "metrics.csv lacks rounds" in complaint(shell(*tiny(), "--out", "run"))
+    Path("run/summary.json").unlink()
+    assert "has a final model but no summary.json" in complaint(shell(*tiny(), "--out", "run"))
+
+
+def test_what_cannot_be_run_leaves_nothing_and_does_not_block_the_directory(shell: Shell) -> None:
+    complaint(shell(*tiny("cell.devices=500"), "--out", "run"))
+    assert not Path("run").exists()
+    Path("run").mkdir()
+    Path("run/.config.toml.tmp").write_text("half")  # as a kill while it was written would leave it
+    Path("run/run.lock").write_text("")
+    assert shell(*tiny(), "--out", "run")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        ("radio.tx_power_dbm=1e5", "radio.tx_power_dbm = 100000.0: gives an energy of inf"),
+        ("radio.tx_power_dbm=-1e5", "gives an energy of 0.0"),
+        ("radio.noise_dbm_hz=1e5", "radio.noise_dbm_hz = 100000.0"),
+        ("pathloss.reference_db=-1e5", "pathloss LogDistance: returned values that are not finite"),
+        ("training.lr=1e308", "training.lr = 1e+308"),
+        ("algorithm.gamma=1e-45", "algorithm.gamma = 1e-45"),
+        ("training.batch_size=1000000000", "training.batch_size"),
+        ("experiment.rounds=1000000000000", "experiment.rounds"),
+        ("model.hidden=[1000000000]", "model.hidden[0]"),
+        ("training.lr=" + "[" * 5000, "neither a TOML value nor a plain word"),
+        ("training.l\nr=3", "unknown key"),
+    ],
+)
+def test_extremes(shell: Shell, sets: str, line: str) -> None:
+    assert line in complaint(shell(*tiny(sets)))
+
+
+def test_too_much_memory_is_one_line(shell: Shell) -> None:
+    answer = shell(*tiny("data.name=synthetic", "data.train_images=100000000", "data.features=1000000"))
+    assert "not enough memory" in complaint(answer)
+
+
+def test_python_interface_refuses_other_types() -> None:
+    with pytest.raises(otafl.OtaflError, match="takes a Config, a preset's name or the path"):
+        otafl.run(None)  # type: ignore[arg-type]

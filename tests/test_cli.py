@@ -48,6 +48,7 @@ def test_list_shows_everything() -> None:
     assert "stationary" in shown
 
 
+@pytest.mark.slow
 def test_run_prints_a_summary_and_the_same_command_finds_it(tmp_path: Path) -> None:
     first = otafl(*QUICK, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
@@ -60,12 +61,14 @@ def test_run_prints_a_summary_and_the_same_command_finds_it(tmp_path: Path) -> N
     assert second.stdout == first.stdout
 
 
+@pytest.mark.slow
 def test_resolved_file_runs_again_to_the_same_numbers(tmp_path: Path) -> None:
     assert otafl(*QUICK, "--out", "one", cwd=tmp_path).returncode == 0
     assert otafl("run", "one/config.toml", "--device", "cpu", "--out", "two", cwd=tmp_path).returncode == 0
     assert (tmp_path / "one/metrics.csv").read_bytes() == (tmp_path / "two/metrics.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_divergence_is_status_3_and_says_so(tmp_path: Path) -> None:
     done = otafl(*QUICK, "--set", "training.lr=1e30", "--set", "algorithm.name=fedavg", cwd=tmp_path)
     assert done.returncode == 3
@@ -74,9 +77,10 @@ def test_divergence_is_status_3_and_says_so(tmp_path: Path) -> None:
     assert otafl(*QUICK, "--set", "training.lr=1e30", "--set", "algorithm.name=fedavg", cwd=tmp_path).returncode == 3
 
 
+@pytest.mark.slow
 def test_interrupt_saves_and_continues(tmp_path: Path) -> None:
     """Ctrl-C: a checkpoint, status 130, and the same command goes on."""
-    arguments = [*QUICK, "--set", "experiment.rounds=400", "--out", "run"]
+    arguments = [*QUICK, "--set", "experiment.rounds=150", "--out", "run"]
     command = [sys.executable, "-m", "otafl.cli", *arguments]
     process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     for _ in range(600):

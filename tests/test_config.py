@@ -84,6 +84,17 @@ def test_choosing_another_name_drops_the_presets_keys_but_not_the_users() -> Non
     assert load_config("stationary", {"data.name": "digits"}).partition == load_config("stationary").partition
 
 
+def test_a_files_keys_stay_where_they_fit(tmp_path: Path) -> None:
+    """Another method chosen over a file: γ stays where the method has one, and goes where it has not."""
+    (tmp_path / "my.toml").write_text("[algorithm]\nname = 'fedoag'\ngamma = 5e-10\npruning = 'paper'\n")
+    chosen = load_config(tmp_path / "my.toml", {"algorithm.name": "ota-fedavg"})
+    assert chosen.to_dict()["algorithm"] == {"name": "ota-fedavg", "gamma": 5e-10}
+    ideal = load_config(tmp_path / "my.toml", {"algorithm.name": "fedavg"})
+    assert ideal.to_dict()["algorithm"] == {"name": "fedavg"}
+    with pytest.raises(ConfigError, match=r"algorithm\.gamma: unknown key"):
+        load_config(tmp_path / "my.toml", {"algorithm.name": "fedavg", "algorithm.gamma": 1e-9})
+
+
 def test_any_changed_value_changes_the_digest() -> None:
     base = load_config("stationary")
     changes: list[dict[str, Any]] = [{"training.lr": 0.03}, {"experiment.seeds": [0]}, {"algorithm.gamma": 2e-9}]

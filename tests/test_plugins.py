@@ -40,6 +40,7 @@ def test_its_fading_is_what_it_says(plugins: Any) -> None:
         assert abs((power >= level).mean() - prob) < 5 * np.sqrt(prob * (1 - prob) / power.size)
 
 
+@pytest.mark.slow
 def test_entry_points_reach_the_command_line(tmp_path: Path) -> None:
     """An installed package's entry points: listed, and run."""
     info = tmp_path / "my_package-1.0.dist-info"

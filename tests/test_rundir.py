@@ -204,7 +204,8 @@ def test_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_second_process_is_locked_out(tmp_path: Path) -> None:
-    with RunDirectory.open(tmp_path / "run", config()):  # noqa: SIM117
+    with RunDirectory.open(tmp_path / "run", config()) as directory:
+        directory.create()
         with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()}"):
             otafl.run(config(), out=tmp_path / "run")
 
@@ -234,11 +235,15 @@ def test_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path, monkeypatch: 
 
     with monkeypatch.context() as patch:
         if when == "metrics":
-            patch.setattr(RunDirectory, "append_metrics", full)
-        elif when == "checkpoint":
-            patch.setattr(rundir, "save_file", full)
+            real = open
+            patch.setattr(
+                rundir,
+                "open",
+                lambda p, *a, **k: full() if a[:1] == ("a",) and "csv" in str(p) else real(p, *a, **k),
+                raising=False,
+            )
         else:
-            patch.setattr(RunDirectory, "write_model", full)
+            patch.setattr(rundir, {"checkpoint": "save_file", "model": "save"}[when], full)
         with pytest.raises(RunDirectoryError, match="the disk is full; nothing recorded is lost"):
             otafl.run(chosen, out=tmp_path / "parts")
     otafl.run(chosen, out=tmp_path / "parts")
@@ -284,7 +289,7 @@ def test_diverging_seed_stops_alone(tmp_path: Path) -> None:
 
 
 def test_real_divergence_says_so() -> None:
-    result = otafl.run(make_config("fedavg", {"training.lr": 1e200, "training.local_steps": 5}))
+    result = otafl.run(make_config("fedavg", {"training.lr": 1e30, "training.local_steps": 50}))
     assert result.status == "failed"
     assert set(result.diverged) == {0, 1}
     assert result.summary["test_accuracy"]["mean"] is None

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -44,10 +44,14 @@ def main() -> None:
         _fail(str(error), error.exit_status)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except MemoryError as error:
+        _fail(f"not enough memory ({error}); try fewer seeds, devices or images, or a smaller model", 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:  # click's own errors, under whichever name typer ships them
+        if "allocate" in str(error) and isinstance(error, RuntimeError):
+            _fail("not enough memory; try fewer seeds, devices or images, or a smaller model", 2)
         if not hasattr(error, "format_message"):
             raise
         context = getattr(error, "ctx", None)
@@ -59,8 +63,10 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _fail(message: str, status: int) -> None:
-    print(f"otafl: {message}", file=sys.stderr)
+def _fail(message: str, status: int) -> NoReturn:
+    """One line, whatever the message quotes."""
+    line = "".join(c if c.isprintable() else " " for c in message)
+    print(f"otafl: {' '.join(line.split())}", file=sys.stderr)
     sys.exit(status)
 
 
@@ -106,9 +112,8 @@ def run(
 
     choose_device(device)
     out = out or default_directory(resolved)
-    print(f"{_headline(resolved)}\n{out}", file=sys.stderr)
     try:
-        with Progress(resolved) as progress:
+        with Progress(resolved, f"{_headline(resolved)}\n{out}") as progress:
             result = run_config(resolved, out=out, device=device, observer=progress)
     except Interrupted as stop:
         print(f"otafl: {stop}; the same command continues from there", file=sys.stderr)
@@ -216,11 +221,16 @@ def doctor() -> int:
 
 def parse_seeds(text: str) -> list[int]:
     """`0-4` or `0,2,5` as a list."""
+    from otafl.config import MOST_SEEDS
+
     try:
         seeds: list[int] = []
         for part in text.split(","):
             first, dash, last = part.partition("-")
-            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
+            start, stop = int(first), int(last if dash else first)
+            if stop - start >= MOST_SEEDS:
+                raise ConfigError(f"--seeds {text}: more than {MOST_SEEDS} seeds; split them over several runs")
+            seeds += range(start, stop + 1)
     except ValueError:
         raise ConfigError(f"--seeds {text}: write seeds as 0-4 or 0,2,5") from None
     if not seeds:
@@ -239,7 +249,8 @@ def _headline(config: "Config") -> str:
 class Progress:
     """A bar with time left on a terminal, a line now and then elsewhere; called after every round."""
 
-    def __init__(self, config: "Config") -> None:
+    def __init__(self, config: "Config", headline: str) -> None:
+        self._headline = headline
         self._total = config.experiment.rounds
         self._accuracy = ""
         self._started = self._printed = time.monotonic()
@@ -247,6 +258,10 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> "Progress":
+        return self
+
+    def _begin(self) -> None:
+        print(self._headline, file=sys.stderr)
         if sys.stderr.isatty():
             from rich import progress as rich_progress
             from rich.console import Console
@@ -263,7 +278,6 @@ class Progress:
             )
             self._task = self._bar.add_task("run", total=self._total, accuracy="")
             self._bar.start()
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
@@ -271,6 +285,9 @@ class Progress:
 
     def __call__(self, done: int, row: Any) -> None:
         """Show that `done` rounds are done."""
+        if self._first is None:
+            self._first = done
+            self._begin()
         if row is not None and "test_accuracy" in row:
             values = row["test_accuracy"]
             self._accuracy = f"test accuracy {100 * sum(values) / len(values):.1f} %"
@@ -278,8 +295,7 @@ class Progress:
             self._bar.update(self._task, completed=done, accuracy=self._accuracy)
             return
         now = time.monotonic()
-        self._first = done - 1 if self._first is None else self._first
-        if now - self._printed >= SECONDS_BETWEEN_LINES:
+        if now - self._printed >= SECONDS_BETWEEN_LINES and done > self._first:
             left_s = (now - self._started) / (done - self._first) * (self._total - done)
             print(f"round {done}/{self._total}  {self._accuracy}  {left_s:.0f} s left", file=sys.stderr)
             self._printed = now

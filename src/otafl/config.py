@@ -17,17 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from annotated_types import Ge, Gt, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
 from otafl import registry
-from otafl.errors import ConfigError
+from otafl.errors import ConfigError, PluginError
 from otafl.presets import PRESETS, Layer
 from otafl.radio.link import LinkBudget
 from otafl.world.partition import Partition
 from otafl.world.placement import Cell
 
 Record = Literal["server", "mean", "consensus", "gradient", "validation"]
+MOST_SEEDS = 1000
 PAPER_PARAMS = 814_090  # d of the paper's network, for which its γ was chosen
 
 
@@ -37,9 +39,9 @@ class Experiment:
 
     name: str = "stationary"
     """First part of the default run directory's name."""
-    rounds: Annotated[int, Ge(1)] = 800
+    rounds: Annotated[int, Ge(1), Le(10**7)] = 800
     """T; paper: 800."""
-    seeds: Annotated[tuple[Annotated[int, Ge(0), Lt(2**32)], ...], MinLen(1)] = (0, 1, 2, 3, 4)
+    seeds: Annotated[tuple[Annotated[int, Ge(0), Lt(2**32)], ...], MinLen(1), MaxLen(MOST_SEEDS)] = (0, 1, 2, 3, 4)
     """Each seed is a world, a partition, an initial model and noise of its own; paper: five repetitions."""
     eval_every: Annotated[int, Ge(1)] = 10
     """Rounds between recorded rows; the first and the last model are always recorded."""
@@ -59,13 +61,13 @@ class Experiment:
 class Training:
     """Local training."""
 
-    local_steps: Annotated[int, Ge(1)] = 10
+    local_steps: Annotated[int, Ge(1), Le(10**5)] = 10
     """s; paper: 10."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Ge(1), Le(10**6)] = 32
     """Images of a mini-batch; paper: 32."""
     batches: Literal["per_step", "per_round"] = "per_step"
     """A fresh mini-batch per step, or one per round for all its steps (Algorithm 1 to the letter)."""
-    lr: Annotated[float, Gt(0)] = 0.1
+    lr: Annotated[float, Gt(0), Le(1e30)] = 0.1
     """η_0; paper: searched over 0.1 … 0.0003."""
     lr_schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
     """η_t = η_0/√(1 + t/10), or η_0."""
@@ -126,7 +128,7 @@ class Config:
 
     def replace(self, overrides: Mapping[str, Any]) -> "Config":
         """This configuration with `{"section.key": value}` changed."""
-        return resolve(self.to_dict(), _nest(overrides))
+        return resolve(self.to_dict(), _nest(overrides), keep_fitting=True)
 
 
 SECTIONS = (
@@ -152,7 +154,7 @@ CHOSEN = {
 }
 """Section to registry kind and default name."""
 
-PARTITION_KEYS = frozenset(f.name for f in dataclasses.fields(Partition))
+PARTITION_KEYS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Partition))
 """Keys that [data] has whatever the data set."""
 
 
@@ -169,16 +171,17 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
         if str(source) == "quick" and has_gamma and "gamma" not in user.get("algorithm", {}):
             return config.replace({"algorithm.gamma": _paper_gamma(config)})
         return config
-    return resolve(_read_toml(Path(source)), user)
+    return resolve(_read_toml(Path(source)), user, keep_fitting=True)
 
 
 def _paper_gamma(config: Config) -> float:
     """γ at which the threshold γ/√(d E_s) is the paper's: the same devices are heard by a smaller model."""
-    from otafl.engine.models import TaskShape
+    from otafl.engine.models import builder, seeded_build  # torch is needed only here
+    from otafl.world.data import load_dataset
 
-    dataset = config.data.spec.load(config.cell.devices)
-    shape = TaskShape(dataset.train.features.shape[1], dataset.num_classes, dataset.image_shape)
-    num_params = sum(parameter.numel() for parameter in config.model.spec.build(shape).parameters())
+    dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
+    module = seeded_build(builder(config.model.name, config.model.spec, dataset), 0)
+    num_params = sum(parameter.numel() for parameter in module.parameters())
     return float(f"{config.algorithm.spec.gamma * math.sqrt(num_params / PAPER_PARAMS):.4g}")
 
 
@@ -190,7 +193,7 @@ def _read_toml(path: Path) -> Layer:
         raise ConfigError(f"{path}: no such file or preset{known}; presets are {', '.join(PRESETS)}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return content
 
@@ -199,7 +202,7 @@ def _nest(overrides: Mapping[str, Any]) -> Layer:
     """`{"section.key": value}` as sections."""
     layer: Layer = {}
     for dotted, value in overrides.items():
-        section, dot, key = dotted.partition(".")
+        section, dot, key = str(dotted).partition(".")
         if not dot or not section or not key:
             raise ConfigError(f"{dotted!r}: name a key as section.key, for instance training.lr")
         layer.setdefault(section, {})[key] = value
@@ -213,17 +216,18 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text}: write section.key=value, for instance --set training.lr=0.03")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         if not all(c.isalnum() or c in "-_./" for c in raw.strip()):
             raise ConfigError(f"--set {text}: {raw!r} is neither a TOML value nor a plain word") from None
         value = raw.strip()
     return dotted.strip(), value
 
 
-def resolve(base: Layer, user: Layer) -> Config:
-    """Merge a layer of defaults with what the user gave, and validate.
+def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
+    """Merge a base layer with what the user gave, and validate.
 
-    Where the user chooses another `name` in a section, that section's other keys of the base layer are dropped.
+    Where the user chooses another `name` in a section, that section's other keys of the base layer are dropped; with
+    `keep_fitting` (a file, or a resolved configuration) those stay that the newly chosen class has too.
     """
     merged: Layer = {}
     for layer in (base, user):
@@ -238,8 +242,12 @@ def resolve(base: Layer, user: Layer) -> Config:
             old = merged.get(section, {})
             if section in CHOSEN:
                 old_name = old.get("name", CHOSEN[section][1])
-                if keys.get("name", old_name) != old_name:
-                    old = {key: old[key] for key in old if section == "data" and key in PARTITION_KEYS}
+                new_name = keys.get("name", old_name)
+                if new_name != old_name:
+                    stay = PARTITION_KEYS if section == "data" else frozenset[str]()
+                    if keep_fitting and isinstance(new_name, str):
+                        stay |= _own_keys(_chosen_class(section, new_name))
+                    old = {key: value for key, value in old.items() if key in stay}
             merged[section] = old | keys
     built: dict[str, Any] = {}
     for section in SECTIONS:
@@ -247,13 +255,10 @@ def resolve(base: Layer, user: Layer) -> Config:
         if section in PLAIN:
             built[section] = _validate(section, PLAIN[section], keys)
             continue
-        kind, default = CHOSEN[section]
-        name = keys.pop("name", default)
+        name = keys.pop("name", CHOSEN[section][1])
         if not isinstance(name, str):
             raise ConfigError(f"{section}.name = {name!r}: must be a string")
-        cls = registry.lookup(kind, name, f"{section}.name")
-        if not dataclasses.is_dataclass(cls):
-            raise ConfigError(f"{section}.name = {name!r}: {cls!r} must be a dataclass of its own keys")
+        cls = _chosen_class(section, name)
         if section == "data":
             mine = {key: keys.pop(key) for key in list(keys) if key in PARTITION_KEYS}
             built["partition"] = _validate(section, Partition, mine)
@@ -263,9 +268,22 @@ def resolve(base: Layer, user: Layer) -> Config:
     return Config(**built)
 
 
+def _chosen_class(section: str, name: str) -> type:
+    """The class that a section's `name` chooses."""
+    cls = registry.lookup(CHOSEN[section][0], name, f"{section}.name")
+    parameters = getattr(cls, "__dataclass_params__", None)
+    if not isinstance(cls, type) or parameters is None or not parameters.frozen:
+        raise PluginError(f"{section}.name = {name!r}: must be a class decorated with @dataclass(frozen=True)")
+    return cls
+
+
+def _own_keys(cls: Any) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(cls))
+
+
 def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str] = frozenset()) -> Any:
     """An instance of a section's class, or one line that says what is wrong."""
-    types = get_type_hints(cls, include_extras=True)
+    types = registry.guarded(f"{section}: {cls.__name__}", cls, lambda: get_type_hints(cls, include_extras=True))
     fields = {f.name: f for f in dataclasses.fields(cls)}
     allowed = sorted({*fields, *also})
     values = {}
@@ -278,6 +296,8 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
             raise ConfigError(f"{section}.{key} = {_toml(value)}: must be a finite number")
         try:
             values[key] = TypeAdapter(types[key]).validate_python(_tuples(value), strict=True)
+        except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
+            raise PluginError(f"{section}.{key}: {cls.__name__} gives it a type that TOML does not have") from error
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
@@ -287,7 +307,13 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
     for key, f in fields.items():
         if key not in values and f.default is required and f.default_factory is required:
             raise ConfigError(f"{section}.{key}: missing; {cls.__name__} needs it")
-    return cls(**values)
+    spec = registry.guarded(f"{section}: {cls.__name__}", cls, lambda: cls(**values))
+    try:
+        hash(spec)
+        _fields(spec)
+    except TypeError as error:
+        raise PluginError(f"{section}: {cls.__name__} has a value that TOML does not have: {error}") from error
+    return spec
 
 
 def _finite(value: Any) -> bool:
@@ -302,11 +328,17 @@ def _tuples(value: Any) -> Any:
 
 
 def _fields(spec: Any) -> dict[str, Any]:
-    return {f.name: _lists(getattr(spec, f.name)) for f in dataclasses.fields(spec)}
+    """A section's keys and values as TOML has them; None is a key left out."""
+    values = {f.name: _plain(getattr(spec, f.name)) for f in dataclasses.fields(spec)}
+    return {key: value for key, value in values.items() if value is not None}
 
 
-def _lists(value: Any) -> Any:
-    return [_lists(item) for item in value] if isinstance(value, tuple | list) else value
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return value
 
 
 def _toml(value: Any) -> str:

@@ -7,6 +7,7 @@ Does not know: methods, how a result is shown.
 import csv
 import dataclasses
 import io
+import logging
 import math
 import platform
 import signal
@@ -28,38 +29,15 @@ from torch import Tensor, nn
 from otafl._version import __version__
 from otafl.config import Config, load_config
 from otafl.errors import ConfigError, PluginError, RunDirectoryError
-from otafl.metrics import Ledger, Rows, consensus
+from otafl.metrics import COLUMNS, INTEGER_COLUMNS, Ledger, Rows, consensus
 from otafl.radio.air import NoiseSource
+from otafl.registry import in_a_line
 from otafl.rundir import Checkpoint, RunDirectory
 from otafl.simulation import Simulation
 
 LAST_ROUNDS = 50  # accuracies are averaged over the recorded rounds r > T − 50, as in the paper
-INTEGER_COLUMNS = {"staleness_max", "anchors", "channel_uses", "scalar_reports"}
-COLUMNS = (
-    "test_accuracy",
-    "test_loss",
-    "validation_accuracy",
-    "validation_loss",
-    "mean_accuracy",
-    "mean_loss",
-    "num_active",
-    "norm_bound",
-    "staleness_mean",
-    "staleness_max",
-    "anchors",
-    "energy_ratio_max",
-    "snr_db",
-    "noise_to_update",
-    "consensus",
-    "grad_norm_sq",
-    "mean_grad_norm_sq",
-    "energy_j",
-    "channel_uses",
-    "scalar_reports",
-)
-
 Observer = Callable[[int, Rows | None], None]
-"""Called after every round with the number of rounds done and, where one was recorded, the newest row."""
+"""Called before the first round and after every round: rounds done and, where one was recorded, the newest row."""
 
 
 class Interrupted(Exception):
@@ -111,6 +89,10 @@ def run(
         noise: a source of receiver noise instead of the addressed one.
         observer: called after every round.
     """
+    if not isinstance(config, Config | str | Path):
+        raise ConfigError(
+            f"run() takes a Config, a preset's name or the path of a TOML file, not a {type(config).__name__}"
+        )
     if not isinstance(config, Config):
         config = load_config(config)
     compute = choose_device(device)
@@ -119,10 +101,15 @@ def run(
     if model is not None or noise is not None:
         raise ConfigError("run(out=...) cannot record a model or noise passed as objects; register the model instead")
     with RunDirectory.open(Path(out), config) as directory:
-        summary = directory.summary()
-        if summary is not None and summary.get("status") in ("complete", "failed"):
+        summary = directory.finished()
+        if summary is not None:
             return _load(config, directory, summary)
-        return _fold(Simulation(config, compute), directory, observer)
+        with _heard_log() as messages:
+            sim = Simulation(config, compute)
+        directory.create()  # only now: what cannot be run leaves nothing behind
+        for message in messages:
+            directory.log(message)
+        return _fold(sim, directory, observer)
 
 
 def choose_device(name: str) -> torch.device:
@@ -192,6 +179,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     config = sim.config
     num_rounds, eval_every = config.experiment.rounds, config.experiment.eval_every
     state = sim.init()
+    flatten_state(state)  # a state that cannot be saved is refused now, not at the first checkpoint
     ledger = Ledger.empty(len(sim.seeds), config.cell.devices, sim.device)
     recorder = _Recorder(sim.seeds, directory)
     first, earlier_s = 0, 0.0
@@ -209,26 +197,30 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
         directory.write("summary.json", '{"status": "running"}\n')
         directory.write("metrics.csv", recorder.text)
         directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
+    if observer is not None:
+        observer(first, None)
     with _signals(directory is not None) as stop:
         for t in range(first, num_rounds):
-            state, info, round_, ratio = sim.step(state, t)
-            ledger.observe(t, round_, info, state.params, ratio, sim.noise_var_j)
+            step = sim.step(state, t)
+            state = step.state
+            ledger.observe(t, step, sim.noise_var_j)
             done = t + 1
             recorded = done % eval_every == 0 or done == num_rounds
             row = None
             if recorded or sim.device.type == "cpu":
                 sim.guard.check()
             if recorded:
-                row = _row(sim, state, ledger, done)
                 alive = (ledger.diverged_at < 0).tolist()
+                if not any(alive):
+                    break
+                row = _row(sim, state, ledger, done)
                 recorder.add(done, row, alive)
             if observer is not None:
                 observer(done, row)
-            if recorded and not any(alive):
-                break
             now = time.monotonic()
             due = now - last_saved >= config.experiment.checkpoint_s and done < num_rounds
             if directory is not None and (due or stop):
+                sim.guard.check()
                 directory.save_checkpoint(
                     Checkpoint(done, earlier_s + now - started, _tensors(state, ledger), recorder.text)
                 )
@@ -315,7 +307,7 @@ def summarise(
         if name not in metrics:
             continue
         alive = [s for s, seed in enumerate(sim.seeds) if seed not in diverged]
-        per_seed = {sim.seeds[s]: float(metrics[name][s, late].mean()) for s in alive}
+        per_seed = {str(sim.seeds[s]): float(metrics[name][s, late].mean()) for s in alive}
         values = np.array(list(per_seed.values()))
         summary[name] = {
             "mean": float(values.mean()) if len(values) else None,
@@ -327,7 +319,7 @@ def summarise(
     if everywhere.size and np.isfinite(everywhere).any():
         summary["num_active"] = float(np.nansum(everywhere * spans) / (np.isfinite(everywhere) * spans).sum())
     if diverged:
-        summary["diverged"] = {seed: {"round": r, "cause": _cause(sim)} for seed, r in diverged.items()}
+        summary["diverged"] = {str(seed): {"round": r, "cause": _cause(sim)} for seed, r in diverged.items()}
     summary |= {
         "wall_s": round(wall_s, 3),
         "rounds_per_s": round(config.experiment.rounds / wall_s, 3) if wall_s > 0 else None,
@@ -419,14 +411,19 @@ def _load(config: Config, directory: RunDirectory, summary: Mapping[str, Any]) -
         recorder = _Recorder(config.experiment.seeds, None)
         recorder.restore((directory.path / "metrics.csv").read_text(encoding="utf-8"))
         rounds, metrics = recorder.arrays()
+        diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
+        last, every = config.experiment.rounds, config.experiment.eval_every
+        expected = [r for r in range(last + 1) if r % every == 0 or r == last]
+        if set(diverged) != set(config.experiment.seeds) and rounds.tolist() != expected:
+            raise ValueError("metrics.csv lacks rounds")
+        if not summary["wall_s"] >= 0 or not {"mean", "std", "per_seed"} <= summary["test_loss"].keys():
+            raise ValueError("summary.json lacks keys")
         models = load_file(directory.path / "model.safetensors")
         params = torch.stack([models[f"seed_{seed}"] for seed in config.experiment.seeds])
     except Exception as error:
         raise RunDirectoryError(
-            f"{directory.path}: is complete but cannot be read ({type(error).__name__}: {error}); "
-            "delete it and run again"
+            f"{directory.path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
         ) from error
-    diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
     return Result(config, rounds, metrics, params, diverged, summary)
 
 
@@ -488,6 +485,23 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
             f"the checkpoint lacks {error}: it was made by another version of this algorithm; start anew with --out"
         ) from error
     return state
+
+
+@contextmanager
+def _heard_log() -> Iterator[list[str]]:
+    """What the library logs while inside, for log.txt."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("otafl")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -34,13 +34,38 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Round
+from otafl.algorithms.base import Step
 from otafl.units import linear_to_db
 
 Rows = dict[str, list[float]]
 """Column to one value per seed; NaN is blank."""
 
 
+COLUMNS = (
+    "test_accuracy",
+    "test_loss",
+    "validation_accuracy",
+    "validation_loss",
+    "mean_accuracy",
+    "mean_loss",
+    "num_active",
+    "norm_bound",
+    "staleness_mean",
+    "staleness_max",
+    "anchors",
+    "energy_ratio_max",
+    "snr_db",
+    "noise_to_update",
+    "consensus",
+    "grad_norm_sq",
+    "mean_grad_norm_sq",
+    "energy_j",
+    "channel_uses",
+    "scalar_reports",
+)
+"""Columns of metrics.csv after seed and round, in order; a method's own follow."""
+RESERVED_COLUMNS = frozenset({"seed", "round", *COLUMNS})
+INTEGER_COLUMNS = frozenset({"staleness_max", "anchors", "channel_uses", "scalar_reports"})
 INTERVAL = ("active", "bound", "bound_rounds", "energy_ratio", "snr", "noise_to_update", "sent_rounds")
 """Fields of the ledger that start anew with every row."""
 
@@ -97,32 +122,32 @@ class Ledger:
             extra={},
         )
 
-    def observe(self, t: int, round: Round, info: Info, params: Tensor, ratio: Tensor, noise_var_j: float) -> None:  # noqa: A002
-        """Add what round t did; `ratio` is each seed's largest energy over the limit."""
-        self.uploads += info.active
-        self.last_active = torch.where(info.active, t, self.last_active)
-        self.scalar_reports += round.scalars
-        finite = params.isfinite().all(-1)
-        self.diverged_at = torch.where((self.diverged_at < 0) & ~finite, t + 1, self.diverged_at)
+    def observe(self, t: int, step: Step, noise_var_j: float) -> None:
+        """Add what round t did; a seed that has diverged no longer counts."""
+        info, alive = step.info, self.diverged_at < 0
+        active = info.active & alive[:, None]
+        self.uploads += active
+        self.last_active = torch.where(active, t, self.last_active)
+        self.scalar_reports += step.round.scalars * alive
+        self.diverged_at = torch.where(alive & ~step.finite, t + 1, self.diverged_at)
         self.rounds += 1
-        num_active = info.active.sum(-1).to(torch.float64)
+        num_active = active.sum(-1).to(torch.float64)
         self.active += num_active
         if info.norm_bound is not None:
-            self.bound += info.norm_bound * (num_active > 0)
+            self.bound += torch.where(num_active > 0, info.norm_bound, 0.0)
             self.bound_rounds += num_active > 0
         if info.anchors is not None:
             self.anchors = info.anchors.to(torch.float64)
-        self.energy_ratio = torch.maximum(self.energy_ratio, ratio)
-        for received in round.received:
-            sent = received.transmitted & (received.signal_norm > 0)
-            self.energy_j += received.energy_j
-            self.channel_uses += received.transmitted * received.channel_uses
+        self.energy_ratio = torch.maximum(self.energy_ratio, step.energy_ratio)
+        for received in step.round.received:
+            sent = received.transmitted & step.finite
+            self.energy_j += torch.where(step.finite[:, None], received.energy_j, 0.0)
+            self.channel_uses += sent * received.channel_uses
+            sent &= received.signal_norm > 0
             if noise_var_j > 0 and received.channel_uses:
-                one = torch.ones_like(received.signal_norm)
-                signal = torch.where(sent, received.signal_norm, one)
-                snr = signal.square() / (received.channel_uses * noise_var_j)
-                self.snr += torch.where(sent, snr, 0.0 * one)
-                self.noise_to_update += torch.where(sent, received.noise_norm / signal, 0.0 * one)
+                signal = torch.where(sent, received.signal_norm, 1.0)
+                self.snr += torch.where(sent, signal.square() / (received.channel_uses * noise_var_j), 0.0)
+                self.noise_to_update += torch.where(sent, received.noise_norm / signal, 0.0)
                 self.sent_rounds += sent
         for name, value in info.extra.items():
             self.extra[name] = self.extra.get(name, torch.zeros_like(self.active)) + value

@@ -107,10 +107,8 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
         )
     try:
         return point.load()
-    except Exception as error:
-        raise PluginError(
-            f"{kind}: plug-in {name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"{kind}: plug-in {name!r} ({point.value}) cannot be loaded: {in_a_line(error)}") from error
 
 
 def summary(kind: str, name: str) -> str:
@@ -136,8 +134,13 @@ def guarded(what: str, spec: object, call: Callable[[], Result]) -> Result:
         return call()
     except OtaflError:
         raise
-    except Exception as error:
-        if type(spec).__module__.startswith("otafl."):
+    except (Exception, SystemExit) as error:
+        cls = spec if isinstance(spec, type) else type(spec)
+        if cls.__module__.startswith("otafl."):
             raise
-        first = (str(error).splitlines() or [""])[0]
-        raise PluginError(f"{what} failed: {type(error).__name__}: {first}") from error
+        raise PluginError(f"{what} failed: {in_a_line(error)}") from error
+
+
+def in_a_line(error: BaseException) -> str:
+    """Kind and first line of an error."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -19,6 +19,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -60,82 +61,117 @@ class RunDirectory:
     @staticmethod
     @contextlib.contextmanager
     def open(path: Path, config: Config) -> Iterator["RunDirectory"]:
-        """Lock a new or matching directory; refuse any other, touching nothing."""
+        """A new or matching directory, locked if it is there; any other is refused. Nothing is written yet."""
         directory = RunDirectory(path, config)
         with _explained(path):
-            directory._claim()
+            if directory._is_ours() and not directory.finished():
+                directory._take_lock()
         try:
-            with _explained(path):
-                yield directory
+            yield directory
         finally:
             if directory._lock is not None:
                 directory._lock.close()
 
-    def _claim(self) -> None:
+    def create(self) -> None:
+        """Make the directory and lock it, where that has not been done."""
+        with _explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            if self._lock is None:
+                self._take_lock()
+            if not self._is_ours():
+                _replace(self.path / "config.toml", self._config.to_toml().encode())
+
+    def _is_ours(self) -> bool:
+        """Whether this configuration's directory is there; False if there is none yet."""
         path = self.path
         if path.exists() and not path.is_dir():
             raise RunDirectoryError(f"{path}: is a file; give a directory with --out")
         entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
-        if entries - {"run.lock", "log.txt"} and "config.toml" not in entries:
-            raise RunDirectoryError(f"{path}: is not a run directory (no config.toml); choose another with --out")
-        if "config.toml" in entries:
-            stored = (path / "config.toml").read_text(encoding="utf-8", errors="replace")
-            if stored != self._config.to_toml():
-                raise RunDirectoryError(
-                    f"{path}: was made by another configuration ({_difference(stored, self._config.to_toml())}); "
-                    "choose another directory with --out"
-                )
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "?"
-            self._lock.close()
-            raise RunDirectoryError(
-                f"{path}: is in use by process {owner}; wait for it or choose another --out"
-            ) from error
-        self._lock.truncate(0)
-        self._lock.write(f"{os.getpid()}\n")
-        self._lock.flush()
+        entries -= {"run.lock", *(name for name in entries if name.startswith(".") and name.endswith(".tmp"))}
         if "config.toml" not in entries:
-            self.write("config.toml", self._config.to_toml())
+            if entries:
+                raise RunDirectoryError(f"{path}: is not a run directory (no config.toml); choose another with --out")
+            return False
+        stored = (path / "config.toml").read_text(encoding="utf-8", errors="replace")
+        if stored != self._config.to_toml():
+            raise RunDirectoryError(
+                f"{path}: was made by another configuration ({_difference(stored, self._config.to_toml())}); "
+                "choose another directory with --out"
+            )
+        return True
+
+    def _take_lock(self) -> None:
+        lock = open(self.path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            owner = lock.read().strip() or "?"
+            lock.close()
+            raise RunDirectoryError(
+                f"{self.path}: is in use by process {owner}; wait for it or choose another --out"
+            ) from error
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        self._lock = lock
 
     def log(self, message: str) -> None:
         """Append a line with the time to log.txt."""
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        with open(self.path / "log.txt", "a", encoding="utf-8") as file:
-            file.write(f"{stamp} {message}\n")
-
-    def write(self, name: str, content: str) -> None:
-        """Put a text file in place, whole."""
-        _replace(self.path / name, content.encode())
+        self._append("log.txt", f"{stamp} {message}\n")
 
     def append_metrics(self, text: str) -> None:
         """Add lines to metrics.csv."""
-        with open(self.path / "metrics.csv", "a", encoding="utf-8") as file:
+        self._append("metrics.csv", text)
+
+    def _append(self, name: str, text: str) -> None:
+        with _explained(self.path), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(text)
+
+    def write(self, name: str, content: str) -> None:
+        """Put a text file in place, whole."""
+        with _explained(self.path):
+            _replace(self.path / name, content.encode())
 
     def write_model(self, params: Mapping[str, Tensor]) -> None:
         """Put model.safetensors in place."""
-        _replace(self.path / "model.safetensors", save(dict(params)))
+        with _explained(self.path):
+            _replace(self.path / "model.safetensors", save(dict(params)))
 
-    def summary(self) -> dict[str, Any] | None:
-        """Content of summary.json, or None."""
+    def finished(self) -> dict[str, Any] | None:
+        """The summary of a finished run, or None where there is still something to do."""
         try:
-            content = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            text = (self.path / "summary.json").read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            if (self.path / "model.safetensors").exists():
+                raise RunDirectoryError(
+                    f"{self.path}: has a final model but no summary.json; delete the directory to run again"
+                ) from None
             return None
-        return content if isinstance(content, dict) else None
+        try:
+            summary = json.loads(text)
+            status = summary["status"]
+        except (ValueError, KeyError, TypeError):
+            status = None
+        if status not in ("running", "complete", "failed"):
+            raise RunDirectoryError(
+                f"{self.path}: summary.json is damaged; delete it to continue an unfinished run, or the directory to "
+                "run again"
+            )
+        return None if status == "running" else dict(summary)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the last summary, then drop what only a resume would need."""
-        self.write("summary.json", json.dumps(summary, indent=2) + "\n")
+        self.write("summary.json", json.dumps(_without_nan(summary), indent=2, allow_nan=False) + "\n")
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint, and keep the two newest."""
+        with _explained(self.path):
+            self._save_checkpoint(checkpoint)
+
+    def _save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoint"
         temporary = folder / ".incomplete"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -167,17 +203,22 @@ class RunDirectory:
         Raises:
             RunDirectoryError: a checkpoint belongs to another run, or there are some and none is valid.
         """
-        problems = []
+        problems: list[tuple[Path, Exception]] = []
         for folder in _checkpoint_folders(self.path / "checkpoint"):
             try:
-                return self._read_checkpoint(folder)
+                checkpoint = self._read_checkpoint(folder)
             except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-                problems.append(f"{folder.name}: {error}")
-                self.log(f"checkpoint {folder.name} is damaged ({error}); it is passed over")
+                problems.append((folder, error))
+                continue
+            for damaged, reason in problems:
+                self.log(f"checkpoint {damaged.name} is damaged ({reason}); it is passed over")
+                os.replace(damaged, damaged.with_suffix(".damaged"))
+            return checkpoint
         if problems:
+            reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in problems)
             raise RunDirectoryError(
-                f"{self.path / 'checkpoint'}: no valid checkpoint is left ({'; '.join(problems)}); restore one, or "
-                "delete that folder to start from round 0"
+                f"{self.path / 'checkpoint'}: no valid checkpoint is left ({reasons}); restore one, or delete that "
+                "folder to start from round 0"
             )
         return None
 
@@ -203,7 +244,7 @@ def _checkpoint_folders(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
     if not folder.is_dir():
         return []
-    return sorted((entry for entry in folder.iterdir() if entry.name.isdigit()), reverse=True)
+    return sorted((entry for entry in folder.iterdir() if entry.name.isdigit() and entry.is_dir()), reverse=True)
 
 
 def _sealed(header: dict[str, Any]) -> dict[str, Any]:
@@ -230,8 +271,21 @@ def _sync(path: Path) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    _write(temporary, content)
+    try:
+        _write(temporary, content)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, path)
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN or infinity: null instead."""
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _difference(stored: str, wanted: str) -> str:

@@ -6,26 +6,28 @@ Does not know: the loop over rounds, files.
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.base import Info, Problem, Round, Step
 from otafl.config import Config
 from otafl.engine.batches import BatchSampler
-from otafl.engine.models import TaskShape
+from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
 from otafl.engine.training import ENGINES
 from otafl.errors import ConfigError, OtaflError, PluginError
+from otafl.metrics import RESERVED_COLUMNS
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
 from otafl.radio.csi import Knowledge, Quantity, View
 from otafl.random import Streams
 from otafl.registry import guarded
 from otafl.world.channel import Trajectory, trajectory
-from otafl.world.data import Dataset
+from otafl.world.data import Dataset, load_dataset
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -41,12 +43,16 @@ class Simulation:
         noise: NoiseSource | None = None,
     ) -> None:
         self.config, self.device = config, device
+        self._extra: set[str] | None = None  # the method's own columns, known after the first round
         self.seeds = config.experiment.seeds
         self.algorithm = config.algorithm.spec
         self.dtype = DTYPES[config.training.dtype]
-        dataset = _load(config)
+        dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
         self.shares = [_share_out(config, dataset, seed) for seed in self.seeds]
-        self.objective = Objective(_builder(config, dataset, model), dataset, device, self.dtype)
+        build = builder(config.model.name, config.model.spec, dataset)
+        if model is not None:  # a user's own module, weights and all
+            build = functools.partial(copy.deepcopy, model)
+        self.objective = Objective(build, dataset, device, self.dtype)
         self.test = self.objective.on_device(dataset.test)
         self.validation = self._validation(dataset)
         self.worlds = [self._world(seed) for seed in self.seeds]
@@ -85,21 +91,21 @@ class Simulation:
         self._check_state("init", state)
         return state
 
-    def step(self, state: Any, t: int) -> tuple[Any, Info, Round, Tensor]:
-        """Round t: next state, diagnostics, what the round did, and the largest energy over the limit, [S]."""
+    def step(self, state: Any, t: int) -> Step:
+        """Round t."""
         round_ = self.round_at(t)
         result = self._guarded(f"step of round {t}", lambda: self.algorithm.step(state, round_))
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Info):
             raise PluginError(f"{self._who}: step() must return (state, otafl.Info)")
         state, info = result
         self._check_state("step", state)
+        self._check_info(info)
         shape = (len(self.seeds), self.problem.num_devices)
-        if info.active.shape != shape or info.active.dtype != torch.bool:
-            raise PluginError(f"{self._who}: Info.active must be a boolean mask of shape {shape}")
-        energy_j = sum(
-            (r.energy_j for r in round_.received), torch.zeros(shape, dtype=torch.float64, device=self.device)
-        )
-        return state, info, round_, self.guard.note(t, energy_j)
+        energy_j = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        for received in round_.received:
+            energy_j += received.energy_j
+        finite = state.params.isfinite().all(-1)
+        return Step(state, info, round_, self.guard.note(t, energy_j, finite), finite)
 
     def round_at(self, t: int) -> Round:
         """The instruments of round t."""
@@ -171,6 +177,29 @@ class Simulation:
         if params.dtype != self.dtype:
             raise PluginError(f"{self._who}: {where}() turned the model from {self.dtype} into {params.dtype}")
 
+    def _check_info(self, info: Info) -> None:
+        num_seeds = len(self.seeds)
+        mask = (num_seeds, self.problem.num_devices)
+        if not isinstance(info.active, Tensor) or info.active.shape != mask or info.active.dtype != torch.bool:
+            raise PluginError(f"{self._who}: Info.active must be a boolean mask of shape {mask}")
+        if not isinstance(info.extra, Mapping):
+            raise PluginError(f"{self._who}: Info.extra must be a dict of columns")
+        columns = {"norm_bound": info.norm_bound, "anchors": info.anchors}
+        for name, value in [*columns.items(), *info.extra.items()]:
+            if value is None and name in columns:
+                continue
+            if not isinstance(value, Tensor) or value.shape != (num_seeds,):
+                raise PluginError(
+                    f"{self._who}: Info's {name} must be a tensor with one value per seed, ({num_seeds},)"
+                )
+        for name in info.extra:
+            if not isinstance(name, str) or not name.isidentifier() or name in RESERVED_COLUMNS:
+                raise PluginError(f"{self._who}: {name!r} cannot be the name of a column of its own")
+        if self._extra is None:
+            self._extra = set(info.extra)
+        if set(info.extra) != self._extra:
+            raise PluginError(f"{self._who}: Info.extra must have the same columns in every round")
+
     def _guarded(self, where: str, call: Callable[[], Any]) -> Any:
         """Run a method's code."""
         try:
@@ -181,42 +210,9 @@ class Simulation:
             ) from error
 
 
-def _load(config: Config) -> Dataset:
-    source = config.data
-    dataset = guarded(f"data set {source.name}: load", source.spec, lambda: source.spec.load(config.cell.devices))
-    if not isinstance(dataset, Dataset):
-        raise PluginError(f"data set {config.data.name}: load() returned {type(dataset).__name__}, not a Dataset")
-    for name in ("train", "test", "validation"):
-        split = getattr(dataset, name)
-        if split is None and name == "validation":
-            continue
-        if len(split.features) != len(split.targets) or not len(split.targets):
-            raise PluginError(
-                f"data set {config.data.name}: {name} has {len(split.features)} examples and "
-                f"{len(split.targets)} labels; it needs as many of each, and at least one"
-            )
-        if not np.isfinite(split.features).all():
-            raise PluginError(f"data set {config.data.name}: {name} has features that are not finite")
-        if (
-            dataset.loss == "cross_entropy"
-            and not 0 <= split.targets.min() <= split.targets.max() < dataset.num_classes
-        ):
-            raise PluginError(f"data set {config.data.name}: {name} has labels outside 0 … {dataset.num_classes - 1}")
-    return dataset
-
-
 def _share_out(config: Config, dataset: Dataset, seed: int) -> list[Any]:
     """Image indices of every device of one seed."""
     num_devices = config.cell.devices
     if dataset.owners is not None:
         return [np.flatnonzero(dataset.owners == i) for i in range(num_devices)]
     return config.partition.split(dataset.train.targets, num_devices, config.training.batch_size, Streams(seed))
-
-
-def _builder(config: Config, dataset: Dataset, model: nn.Module | None) -> Callable[[], nn.Module]:
-    """What makes a module: the configuration's choice, or the module a user passed, weights and all."""
-    if model is not None:
-        return lambda: copy.deepcopy(model)
-    shape = TaskShape(int(np.prod(dataset.train.features.shape[1:])), dataset.num_classes, dataset.image_shape)
-    spec = config.model.spec
-    return lambda: guarded(f"model {config.model.name}: build", spec, lambda: spec.build(shape))

@@ -9,7 +9,10 @@ import math
 
 def db_to_linear(db: float) -> float:
     """Power ratio of a value in dB; −inf dB is 0."""
-    return float(10.0 ** (db / 10.0))
+    try:
+        return float(10.0 ** (db / 10.0))
+    except OverflowError:
+        return math.inf
 
 
 def linear_to_db(ratio: float) -> float:

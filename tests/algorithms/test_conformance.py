@@ -47,7 +47,7 @@ def test_step_is_pure_on_the_reference_engine(algorithm: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_shapes_and_dtype_are_kept(algorithm: str, dtype: str) -> None:
     sim = reference(algorithm, {"training.dtype": dtype})
-    state, info, _, ratio = sim.step(sim.init(), 0)
+    state, info, _, ratio, _ = sim.step(sim.init(), 0)
     assert state.params.shape == (2, sim.objective.num_params)
     assert state.params.dtype == getattr(torch, dtype)
     assert info.active.shape == (2, 6)
@@ -60,7 +60,7 @@ def test_a_round_with_nobody_active_keeps_the_model(algorithm: str) -> None:
     if algorithm == "fedavg":  # everybody is always heard
         return
     sim = reference(algorithm, {"algorithm.gamma": 1.0})
-    state, info, round_, _ = sim.step(sim.init(), 0)
+    state, info, round_, *_ = sim.step(sim.init(), 0)
     assert not info.active.any()
     assert torch.equal(state.params, sim.problem.initial)
     assert (round_.received[0].energy_j == 0).all()

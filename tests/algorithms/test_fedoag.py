@@ -27,7 +27,7 @@ def rounds(sim: Simulation, num_rounds: int) -> list[tuple[Any, Any, Any, Tensor
     state, history = sim.init(), []
     for t in range(num_rounds):
         ends = sim.round_at(t).train(state.local_params).end
-        after, info, _, _ = sim.step(state, t)
+        after, info, *_ = sim.step(state, t)
         history.append((state, after, info, ends))
         state = after
     return history
@@ -97,7 +97,7 @@ def test_f5_energy_is_the_formula_and_below_the_limit(noisy: Any) -> None:
         energy_j = round_.received[0].energy_j
         anchors = torch.stack([before.anchors.pool[s, before.anchors.slot[s]] for s in range(len(sim.seeds))])
         norms = ((ends - anchors) / sim.config.training.lr_at(t)).norm(dim=-1)
-        bound = info.norm_bound[:, None].clamp(min=1e-300)
+        bound = info.norm_bound[:, None].clamp(min=1e-200)
         expected = torch.where(info.active, (TINY_GAMMA * norms / bound / round_.device.h.abs()) ** 2, 0.0)
         assert torch.allclose(energy_j, expected, rtol=1e-9)
         assert (energy_j <= limit_j * (1 + 1e-12)).all()
@@ -118,20 +118,20 @@ def test_f6_without_noise_it_is_fedpbc() -> None:
             if any(active):
                 server[s] = local[s, active].mean(0)
                 local[s, active] = server[s]
-        state, _, _, _ = sim.step(state, t)
+        state, *_ = sim.step(state, t)
         assert torch.allclose(state.params, server, rtol=0, atol=1e-10)
         assert torch.allclose(state.local_params, local, rtol=0, atol=1e-10)
 
 
 def test_f7_everybody_heard_without_noise_is_ideal_fedavg() -> None:
     """F7 and PAPER-NOTES 14: γ → 0 and no noise give ideal FedAvg."""
-    everyone = {"algorithm.gamma": 1e-30, "experiment.rounds": 8, **NOISE_FREE}
+    everyone = {"algorithm.gamma": 1e-20, "experiment.rounds": 8, **NOISE_FREE}
     one = simulate(make_config("fedoag", everyone))
     other = simulate(make_config("fedavg", {"experiment.rounds": 8, **NOISE_FREE}))
     state, ideal = one.init(), other.init()
     for t in range(8):
-        state, info, _, _ = one.step(state, t)
-        ideal, _, _, _ = other.step(ideal, t)
+        state, info, *_ = one.step(state, t)
+        ideal, *_ = other.step(ideal, t)
         assert info.active.all()
         assert torch.allclose(state.params, ideal.params, rtol=0, atol=1e-11)
 
@@ -146,7 +146,7 @@ def test_f8_activation_probability_under_rayleigh_fading() -> None:
     prob = np.exp(-(sim.algorithm.gamma**2) / (problem.num_params * gain * problem.symbol_energy_j))
     state, counts = sim.init(), np.zeros(8)
     for t in range(num_rounds):
-        state, info, _, _ = sim.step(state, t)
+        state, info, *_ = sim.step(state, t)
         counts += info.active[0].numpy()
     error = 5 * np.sqrt(prob * (1 - prob) / num_rounds) + 1e-12
     assert (np.abs(counts / num_rounds - prob) <= error).all()
@@ -162,7 +162,7 @@ def test_f9_mean_model_follows_the_quadratic_deterministically() -> None:
     start = state.local_params.mean(1) - center
     patterns = set()
     for t in range(60):
-        state, info, _, _ = sim.step(state, t)
+        state, info, *_ = sim.step(state, t)
         patterns.add(tuple(info.active[0].tolist()))
         expected = (1 - 0.05) ** (3 * (t + 1)) * start
         assert torch.allclose(state.local_params.mean(1) - center, expected, rtol=1e-9, atol=1e-13)
@@ -181,7 +181,7 @@ def test_f10_anchors_are_the_right_models_and_bounded(pruning: str) -> None:
     stored: list[set[int]] = [{0} for _ in range(seeds)]  # rounds r whose x^r the paper's server keeps
     last_active = -np.ones((seeds, 6), dtype=int)
     for t in range(num_rounds):
-        state, info, _, _ = sim.step(state, t)
+        state, info, *_ = sim.step(state, t)
         history.append(state.params.clone())
         last_active[info.active.numpy()] = t
         for s in range(seeds):
@@ -230,7 +230,7 @@ def test_nothing_to_send_adds_no_noise() -> None:
     sim = simulate(config)
     state = sim.init()
     for t in range(3):
-        state, info, _, _ = sim.step(state, t)
+        state, info, *_ = sim.step(state, t)
         assert info.active.all()
         assert (state.params == 0.5).all()
 
@@ -239,7 +239,7 @@ def test_nothing_to_send_adds_no_noise() -> None:
 def test_one_heard_device_is_local_sgd(algorithm: str) -> None:
     """Limit: a single device without noise is plain SGD on its own data."""
     config = make_config(algorithm, {"cell.devices": 1, "experiment.rounds": 4, **NOISE_FREE}
-                         | ({} if algorithm == "fedavg" else {"algorithm.gamma": 1e-30}))  # fmt: skip
+                         | ({} if algorithm == "fedavg" else {"algorithm.gamma": 1e-20}))  # fmt: skip
     sim = simulate(config)
     state, plain = sim.init(), sim.problem.initial
     for t in range(4):
@@ -262,15 +262,15 @@ def test_hand_computed_round() -> None:
             "cell.devices": 2,
             "training.local_steps": 1,
             "training.lr": 0.1,
-            "algorithm.gamma": 1e-30,
+            "algorithm.gamma": 1e-20,
             "experiment.seeds": [0],
         },
     )
     sim = simulate(config)
-    state, info, round_, _ = sim.step(sim.init(), 0)
+    state, info, round_, *_ = sim.step(sim.init(), 0)
     assert torch.allclose(state.params, torch.tensor([[0.5, 0.55, 0.45]], dtype=torch.float64), atol=1e-12)
     assert info.norm_bound[0] == pytest.approx(math.sqrt(2.75))
-    energies = round_.received[0].energy_j[0] * round_.device.h[0].abs() ** 2 / 1e-60
+    energies = round_.received[0].energy_j[0] * round_.device.h[0].abs() ** 2 / 1e-40
     assert energies.tolist() == pytest.approx([0.75 / 2.75, 1.0])
 
 

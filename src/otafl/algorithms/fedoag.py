@@ -15,15 +15,14 @@ Departures: anchors are reference-counted (same result, bounded memory); τ is u
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from annotated_types import Gt
 from torch import Tensor
 
 from otafl.algorithms.anchors import Anchors, Pruning
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import active_devices, heard_mean
+from otafl.algorithms.truncated import Gamma, active_devices, heard_mean
 from otafl.radio.csi import Knowledge
 
 
@@ -46,7 +45,7 @@ class FedOAG:
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
     ideal_radio: ClassVar[bool] = False
 
-    gamma: Annotated[float, Gt(0)] = 1e-9
+    gamma: Gamma = 1e-9
     """γ, the pre-scalar; paper: 1e-9 for its 814,090 parameters."""
     pruning: Pruning = "references"
     """Which old models the server keeps: those a device refers to, or all since the oldest such ("paper")."""

@@ -15,14 +15,13 @@ Departures: none.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from annotated_types import Gt
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import active_devices, heard_mean
+from otafl.algorithms.truncated import Gamma, active_devices, heard_mean
 from otafl.radio.csi import Knowledge
 
 
@@ -41,7 +40,7 @@ class OTAFedAvg:
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
     ideal_radio: ClassVar[bool] = False
 
-    gamma: Annotated[float, Gt(0)] = 1e-9
+    gamma: Gamma = 1e-9
     """γ, the pre-scalar, as in FedOAG."""
 
     def init(self, problem: Problem) -> State:

@@ -7,12 +7,17 @@ Does not know: what the vectors are, what the server does with their mean.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from otafl.algorithms.base import Round
 from otafl.engine.updates import Updates
 from otafl.radio.scaling import inversion_threshold, truncated_inversion
+
+Gamma = Annotated[float, Ge(1e-25), Le(1e6)]
+"""The pre-scalar; beyond these bounds a received signal in float32 would under- or overflow."""
 
 
 @dataclass(frozen=True)

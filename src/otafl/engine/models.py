@@ -1,7 +1,7 @@
 """The models a configuration can choose; each choice builds a plain `nn.Module`.
 
 Knows: layers, initialisation.
-Does not know: data, training, devices.
+Does not know: training, devices.
 """
 
 from collections.abc import Callable
@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal, Protocol
 
+import numpy as np
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from otafl.errors import ConfigError, PluginError
+from otafl.registry import guarded
+from otafl.world.data import Dataset
 
 Init = Literal["kaiming", "torch"]
 
@@ -36,16 +39,12 @@ class ModelSpec(Protocol):
 
 
 def _initialise(layers: list[nn.Module], init: Init) -> nn.Module:
-    """The layers in sequence; with "kaiming", those that feed a ReLU get He's normal weights and zero biases.
-
-    The last layer keeps PyTorch's default. That is what "Kaiming initialization" is in the public code from which
-    the paper's authors' earlier code descends.
-    """
-    weighted = [layer for layer in layers if isinstance(layer, nn.Linear | nn.Conv2d)]
-    for layer in weighted[:-1] if init == "kaiming" else []:
-        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-        assert layer.bias is not None
-        nn.init.zeros_(layer.bias)
+    """The layers in sequence; "kaiming" gives each He's normal weights and zero biases."""
+    for layer in layers:
+        if init == "kaiming" and isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)
     return nn.Sequential(*layers)
 
 
@@ -58,10 +57,10 @@ def _need_classes(name: str, shape: TaskShape) -> None:
 class MLP:
     """Multi-layer perceptron with ReLU; the paper's is 784–1024–10."""
 
-    hidden: tuple[Annotated[int, Ge(1)], ...] = (1024,)
+    hidden: tuple[Annotated[int, Ge(1), Le(10**6)], ...] = (1024,)
     """Widths of the hidden layers; paper: 1024."""
     init: Init = "kaiming"
-    """He's normal weights and zero biases before every ReLU; or PyTorch's default, U(±1/√inputs), everywhere."""
+    """Kaiming: He's normal weights, N(0, 2/inputs), and zero biases; or PyTorch's default, U(±1/√inputs)."""
 
     def build(self, shape: TaskShape) -> nn.Module:
         """Linear and ReLU layers from features to class scores."""
@@ -77,17 +76,20 @@ class MLP:
 class Softmax:
     """Softmax regression: one linear layer."""
 
+    init: Init = "kaiming"
+    """As for "mlp"."""
+
     def build(self, shape: TaskShape) -> nn.Module:
         """One linear layer from features to class scores."""
         _need_classes("softmax", shape)
-        return nn.Sequential(nn.Linear(shape.num_features, shape.num_classes))
+        return _initialise([nn.Linear(shape.num_features, shape.num_classes)], self.init)
 
 
 @dataclass(frozen=True)
 class CNN:
     """Small convolutional network: 3 × 3 convolutions with ReLU and 2 × 2 max-pooling, one linear layer."""
 
-    channels: tuple[Annotated[int, Ge(1)], ...] = (16, 32)
+    channels: tuple[Annotated[int, Ge(1), Le(10**5)], ...] = (16, 32)
     """Output channels of the convolutions."""
     init: Init = "kaiming"
     """As for "mlp"."""
@@ -133,6 +135,13 @@ class Point:
         return _PointModule(shape.num_features, self.start)
 
 
+def builder(name: str, spec: ModelSpec, dataset: Dataset) -> Callable[[], nn.Module]:
+    """What builds a configuration's model for a data set."""
+    num_features = int(np.prod(dataset.train.features.shape[1:]))
+    shape = TaskShape(num_features, dataset.num_classes, dataset.image_shape)
+    return lambda: guarded(f"model {name}: build", spec, lambda: spec.build(shape))
+
+
 def seeded_build(build: Callable[[], nn.Module], key: int) -> nn.Module:
     """Build a module with torch's default generator seeded by `key`, and leave that generator as it was."""
     with torch.random.fork_rng(devices=[]):
@@ -157,5 +166,9 @@ def refuse_unsupported(module: nn.Module) -> None:
                 f"model: layer {name!r} ({type(layer).__name__}) keeps running statistics, which nobody "
                 "transmits; use GroupNorm, or track_running_stats=False"
             )
-    if not any(parameter.requires_grad for parameter in module.parameters()):
+    parameters = dict(module.named_parameters())
+    if not parameters:
         raise PluginError("model: has no parameters to train")
+    frozen = [name for name, parameter in parameters.items() if not parameter.requires_grad]
+    if frozen:
+        raise PluginError(f"model: parameter {frozen[0]!r} is frozen; make it a buffer, or let it train")

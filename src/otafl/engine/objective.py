@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, vmap
 
 from otafl.engine.models import seeded_build
 from otafl.errors import PluginError
 from otafl.random import Streams
+from otafl.registry import in_a_line
 from otafl.world.data import Dataset, Loss, Split
 
 EVALUATION_IMAGES = 2_000  # images per forward pass
@@ -66,25 +67,26 @@ class Objective:
         self._classifies = dataset.loss == "cross_entropy"
         self.num_classes = dataset.num_classes
         self.train = self.on_device(dataset.train)
-        self._try_forward()
+        self._try()
 
     def on_device(self, split: Split) -> Examples:
         """A split as tensors of this objective's device and dtype."""
         features = torch.from_numpy(split.features).to(device=self.device, dtype=self.dtype)
         return Examples(features, torch.from_numpy(split.targets).to(self.device))
 
-    def _try_forward(self) -> None:
-        """Fail early, in one line, if the module does not fit the data."""
+    def _try(self) -> None:
+        """Fail early, in one line, if the module does not fit the data or cannot be trained in a batch."""
+        features, targets = self.train.features[:2], self.train.targets[:2]
+        flat = self.initial((0,))
         try:
             with torch.no_grad():
-                output = self._module(self.train.features[:2])
-                loss = self._example_loss(output, self.train.targets[:2])
+                output = self._module(features)
+                losses = self._example_loss(output, targets)
+            vmap(grad(self.loss), in_dims=(0, None, None))(self.unflatten(flat), features, targets)
         except Exception as error:
-            raise PluginError(
-                f"model: cannot be applied to features of shape {tuple(self.train.features.shape[1:])}: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
-        if loss.shape != (min(2, len(self.train.features)),):
+            shape = tuple(features.shape[1:])
+            raise PluginError(f"model: cannot be trained on features of shape {shape}: {in_a_line(error)}") from error
+        if losses.shape != targets.shape:
             raise PluginError(f"model: output of shape {tuple(output.shape)} does not give one loss per example")
         if self._classifies and output.shape[-1] != self.num_classes:
             raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
@@ -135,14 +137,14 @@ class Objective:
             output = functional_call(self._module, params, (features,))
             return (weight * self._example_loss(output, targets)).sum()
 
-        gradient_of = grad_and_value(weighted)
+        gradient_of = grad(weighted)
         result = []
         for row, weight in zip(flat, weights, strict=True):
             params = self.unflatten(row)
             total = {name: torch.zeros_like(value) for name, value in params.items()}
             start = 0
             for features, targets in _chunks(self.train):
-                part, _ = gradient_of(params, weight[start : start + len(targets)], features, targets)
+                part = gradient_of(params, weight[start : start + len(targets)], features, targets)
                 for name, value in part.items():
                     total[name] += value
                 start += len(targets)

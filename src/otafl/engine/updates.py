@@ -23,7 +23,7 @@ class Updates:
         """End points [S, M, P], reference models [S, K, P] and which one each device has, int [S, M]."""
         self._end, self._pool, self._slot, self._lr = end, pool, slot, lr
         self._versions = (end._version, pool._version)
-        self._norms: tuple[Tensor, Tensor] | None = None
+        self._norms: tuple[Tensor, int, Tensor] | None = None  # mask, its version, norms
 
     @property
     def end(self) -> Tensor:
@@ -39,13 +39,13 @@ class Updates:
     def norms(self, who: Tensor) -> Tensor:
         """Euclidean norms of the devices `who`, accumulated in float64, [S, M]; 0 for the others."""
         self._check()
-        if self._norms is not None and self._norms[0] is who:
-            return self._norms[1]
+        if self._norms is not None and self._norms[0] is who and self._norms[1] == who._version:
+            return self._norms[2]
         norms = torch.zeros(who.shape, dtype=torch.float64, device=who.device)
         for s, rows, difference in self._differences(who):
             norms[s, rows] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
         norms = torch.where(who, norms / self._lr, torch.zeros_like(norms))
-        self._norms = (who, norms)
+        self._norms = (who, who._version, norms)
         return norms
 
     def superpose(self, weights: Tensor) -> Tensor:

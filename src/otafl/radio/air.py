@@ -86,7 +86,7 @@ class Air:
         if self.noise_var_j == 0:
             return Received(clean, energy_j, signal_norm, torch.zeros_like(signal_norm), transmitted, self.num_params)
         name = "noise" if use == 0 else f"noise/{use}"
-        noise = self.noise(self.seeds, name, t, self.num_params).mul_(self.noise_var_j**0.5)
+        noise = self.noise(self.seeds, name, t, self.num_params) * self.noise_var_j**0.5
         noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * transmitted
         return Received(clean.add_(noise), energy_j, signal_norm, noise_norm, transmitted, self.num_params)
 
@@ -118,10 +118,15 @@ class EnergyGuard:
         self._ratio = torch.zeros(len(seeds), dtype=torch.float64, device=device)
         self._place = torch.zeros((len(seeds), 2), dtype=torch.int64, device=device)
 
-    def note(self, t: int, energy_j: Tensor) -> Tensor:
-        """Remember the energies [S, M] spent in round t; returns each seed's largest ratio [S]."""
-        finite = torch.where(energy_j.isfinite(), energy_j, torch.zeros_like(energy_j))  # else: a diverged seed
-        largest = (finite / self._limit_j).max(dim=-1)
+    def note(self, t: int, energy_j: Tensor, alive: Tensor) -> Tensor:
+        """Remember the energies [S, M] spent in round t; returns each seed's largest ratio [S].
+
+        An energy that is not finite is a violation, unless the seed's model is not finite either: that seed (not
+        `alive` [S]) has diverged, which is reported as such.
+        """
+        energy_j = torch.where(energy_j.isfinite(), energy_j, torch.inf)
+        energy_j = torch.where(alive[:, None], energy_j, 0.0)
+        largest = (energy_j / self._limit_j).max(dim=-1)
         worse = largest.values > self._ratio
         self._ratio = torch.where(worse, largest.values, self._ratio)
         place = torch.stack([torch.full_like(largest.indices, t), largest.indices], dim=-1)

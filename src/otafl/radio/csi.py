@@ -47,7 +47,7 @@ class View:
                 f"algorithm {self._owner}: reads {quantity} at the {self._side} but does not declare it; "
                 f"add it to knowledge.{self._side}"
             )
-        return self._values[quantity]
+        return self._values[quantity].clone()  # a method may write into what it reads; the channel stays
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,12 @@ class LinkBudget:
     """Variance per real dimension: N_0 (default) or N_0/2."""
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.tx_power_dbm):
-            raise ConfigError(f"radio.tx_power_dbm = {self.tx_power_dbm}: give a finite power in dBm")
-        if math.isnan(self.noise_dbm_hz) or self.noise_dbm_hz == math.inf:
+        if not 0 < self.symbol_energy_j < math.inf:
+            raise ConfigError(
+                f"radio.tx_power_dbm = {self.tx_power_dbm}: gives an energy of {self.symbol_energy_j} J per symbol; "
+                "give a power in dBm"
+            )
+        if not self.noise_var_j < math.inf:
             raise ConfigError(
                 f"radio.noise_dbm_hz = {self.noise_dbm_hz}: give a density in dBm/Hz, or -inf for no noise"
             )

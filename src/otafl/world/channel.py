@@ -71,6 +71,8 @@ def _check(kind: str, model: object, values: object, shape: tuple[int, ...]) -> 
     if not isinstance(values, np.ndarray) or values.shape != shape:
         got = values.shape if isinstance(values, np.ndarray) else type(values).__name__
         raise PluginError(f"{kind} {type(model).__name__}: returned {got}, must be an array of shape {shape}")
+    if not np.issubdtype(values.dtype, np.number):
+        raise PluginError(f"{kind} {type(model).__name__}: returned an array of {values.dtype}, must be numbers")
     if not np.isfinite(values).all():
         raise PluginError(f"{kind} {type(model).__name__}: returned values that are not finite")
 

@@ -7,14 +7,15 @@ Does not know: devices' shares, models, channels.
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, get_args
 
 import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from otafl.errors import ConfigError
+from otafl.errors import ConfigError, PluginError
 from otafl.random import Streams
+from otafl.registry import guarded
 from otafl.world.files import FASHION_MNIST_FILES, MNIST_FILES, ImageFiles
 
 Loss = Literal["cross_entropy", "half_squared_norm"]
@@ -22,9 +23,9 @@ Loss = Literal["cross_entropy", "half_squared_norm"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples: features [N, F] and class labels [N]."""
+    """Examples: features [N, F], float32 or float64, and class labels [N]."""
 
-    features: NDArray[np.float32]
+    features: NDArray[np.floating]
     targets: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -52,6 +53,50 @@ class DataSource(Protocol):
     def load(self, num_devices: int) -> Dataset:
         """The data set, the same for every seed."""
         ...
+
+
+def load_dataset(name: str, source: DataSource, num_devices: int) -> Dataset:
+    """Load a data set and refuse one that nothing could be learnt from."""
+    dataset = guarded(f"data set {name}: load", source, lambda: source.load(num_devices))
+    what = f"data set {name}"
+    if not isinstance(dataset, Dataset):
+        raise PluginError(f"{what}: load() returned {type(dataset).__name__}, not a Dataset")
+    if dataset.loss not in get_args(Loss):
+        raise PluginError(f"{what}: loss {dataset.loss!r} is none of {', '.join(get_args(Loss))}")
+    if not isinstance(dataset.num_classes, int):
+        raise PluginError(f"{what}: num_classes must be an int")
+    for part in ("train", "test", "validation"):
+        split = getattr(dataset, part)
+        if split is not None or part != "validation":
+            _check_split(f"{what}: {part}", split, dataset)
+    if dataset.owners is not None:
+        owners = np.asarray(dataset.owners)
+        counted = owners.shape == (len(dataset.train),) and set(np.unique(owners)) == set(range(num_devices))
+        if not counted:
+            raise PluginError(
+                f"{what}: owners must name a device 0 … {num_devices - 1} for every training example, and every device"
+            )
+    return dataset
+
+
+def _check_split(what: str, split: object, dataset: Dataset) -> None:
+    features, targets = getattr(split, "features", None), getattr(split, "targets", None)
+    if not isinstance(features, np.ndarray) or not isinstance(targets, np.ndarray):
+        raise PluginError(f"{what} must be a Split of NumPy arrays")
+    if features.dtype not in (np.float32, np.float64) or targets.dtype != np.int64:
+        raise PluginError(
+            f"{what} has {features.dtype} features and {targets.dtype} labels; give float32 (or float64) and int64"
+        )
+    if len(features) != len(targets) or not len(targets) or targets.ndim != 1:
+        raise PluginError(
+            f"{what} has {len(features)} examples and {len(targets)} labels; it needs as many of each, and at least one"
+        )
+    if features.shape[1:] != dataset.train.features.shape[1:]:
+        raise PluginError(f"{what} has features of another shape than train")
+    if not np.isfinite(features).all():
+        raise PluginError(f"{what} has features that are not finite")
+    if dataset.loss == "cross_entropy" and not 0 <= targets.min() <= targets.max() < dataset.num_classes:
+        raise PluginError(f"{what} has labels outside 0 … {dataset.num_classes - 1}")
 
 
 FILE_IMAGES = 60_000  # images in the training files of MNIST and Fashion-MNIST
@@ -135,10 +180,10 @@ class Digits:
 class Synthetic:
     """Gaussian classes around random means: no files, any size."""
 
-    features: Annotated[int, Ge(1)] = 20
-    classes: Annotated[int, Ge(2)] = 10
-    train_images: Annotated[int, Ge(1)] = 5_000
-    test_images: Annotated[int, Ge(1)] = 1_000
+    features: Annotated[int, Ge(1), Le(10**6)] = 20
+    classes: Annotated[int, Ge(2), Le(10**5)] = 10
+    train_images: Annotated[int, Ge(1), Le(10**8)] = 5_000
+    test_images: Annotated[int, Ge(1), Le(10**8)] = 1_000
     separation: Annotated[float, Ge(0)] = 1.0
     """Standard deviation of the class means, in units of the noise within a class."""
     data_seed: Annotated[int, Ge(0)] = 0
@@ -163,12 +208,12 @@ class Synthetic:
 class Quadratic:
     """Device i minimises ½‖x − c_i‖²: the optimum, the mean of the c_i, is known. Needs model "point"."""
 
-    dimension: Annotated[int, Ge(1)] = 10
+    dimension: Annotated[int, Ge(1), Le(10**8)] = 10
     spread: Annotated[float, Ge(0)] = 1.0
     """Standard deviation of the centres' coordinates."""
     centers: tuple[tuple[float, ...], ...] = ()
     """The c_i themselves, one per device, instead of random ones."""
-    samples_per_device: Annotated[int, Ge(1)] = 1
+    samples_per_device: Annotated[int, Ge(1), Le(10**6)] = 1
     sample_noise: Annotated[float, Ge(0)] = 0.0
     """Standard deviation of a device's samples around its centre: the noise of stochastic gradients."""
     data_seed: Annotated[int, Ge(0)] = 0
@@ -189,7 +234,7 @@ class Quadratic:
         samples = centers[:, None] + noise - noise.mean(axis=1, keepdims=True)
 
         def examples(points: NDArray[np.float64]) -> Split:
-            return Split(points.astype(np.float32), np.zeros(len(points), dtype=np.int64))
+            return Split(points, np.zeros(len(points), dtype=np.int64))
 
         return Dataset(
             train=examples(samples.reshape(-1, self.dimension)),

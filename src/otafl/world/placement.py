@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from otafl.errors import ConfigError
@@ -19,7 +19,7 @@ from otafl.random import Streams
 class Cell:
     """The cell and the devices' first positions; the server stands at the origin."""
 
-    devices: Annotated[int, Ge(1)] = 30
+    devices: Annotated[int, Ge(1), Le(10**6)] = 30
     """m; paper: 30."""
     radius_m: Annotated[float, Gt(0)] = 1500.0
     """r_max; paper: 1500 m."""
