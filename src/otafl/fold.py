@@ -140,13 +140,18 @@ class _Recorder:
         self.rows.append(row)
         if r == 0:  # held back until the first round has shown which columns the method adds
             return
-        text = ""
+        self.write_first()
+        self._write(self._lines(r, row, alive))
+
+    def write_first(self) -> None:
+        """Write the header and row 0, where that has not been done."""
         if self._columns is None:
-            own = [name for name in row if name not in COLUMNS]
-            self._columns = [name for name in COLUMNS if name in row] + own
-            text = ",".join(["seed", "round", *self._columns]) + "\n"
-            text += self._lines(0, self.rows[0], [True] * len(self._seeds))
-        text += self._lines(r, row, alive)
+            own = [name for name in self.rows[-1] if name not in COLUMNS]
+            self._columns = [name for name in COLUMNS if name in self.rows[-1]] + own
+            header = ",".join(["seed", "round", *self._columns]) + "\n"
+            self._write(header + self._lines(0, self.rows[0], [True] * len(self._seeds)))
+
+    def _write(self, text: str) -> None:
         self.text += text
         if self._directory is not None:
             self._directory.append_metrics(text)
@@ -270,6 +275,7 @@ def _finish(
     directory: RunDirectory | None,
 ) -> Result:
     """Build the result and write what a finished run leaves."""
+    recorder.write_first()  # every seed may have diverged before the first row after it
     rounds, metrics = recorder.arrays()
     diverged = {seed: r for seed, r in zip(sim.seeds, ledger.diverged_at.tolist(), strict=True) if r >= 0}
     summary = summarise(sim, rounds, metrics, diverged, wall_s)
