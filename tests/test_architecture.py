@@ -22,6 +22,7 @@ ROOMS = [
     ["config"],
     ["metrics"],
     ["simulation", "rundir"],
+    ["result"],
     ["fold"],
     ["report"],
     ["cli"],

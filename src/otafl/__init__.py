@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from otafl.config import Config, load_config
     from otafl.engine.models import TaskShape
     from otafl.errors import OtaflError
-    from otafl.fold import Result, run
+    from otafl.fold import run
     from otafl.radio.csi import Knowledge
     from otafl.random import Streams
+    from otafl.result import Result
     from otafl.world.data import Dataset, Split
 
 _HOMES = {
@@ -35,7 +36,7 @@ _HOMES = {
     "OtaflError": "otafl.errors",
     "Knowledge": "otafl.radio.csi",
     "Streams": "otafl.random",
-    "Result": "otafl.fold",
+    "Result": "otafl.result",
     "run": "otafl.fold",
     "Dataset": "otafl.world.data",
     "Split": "otafl.world.data",

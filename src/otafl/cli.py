@@ -18,7 +18,7 @@ from otafl.errors import ConfigError, OtaflError
 
 if TYPE_CHECKING:
     from otafl.config import Config
-    from otafl.fold import Result
+    from otafl.result import Result
 
 DIVERGED_STATUS = 3
 SECONDS_BETWEEN_LINES = 15.0  # progress lines where there is no terminal

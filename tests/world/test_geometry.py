@@ -10,7 +10,7 @@ from scipy.special import gammainc
 from otafl.radio.link import LinkBudget
 from otafl.radio.scaling import inversion_threshold
 from otafl.random import Streams
-from otafl.world.channel import expected_active, trajectory
+from otafl.world.channel import active_prob, trajectory
 from otafl.world.fading import NoFading, Rayleigh
 from otafl.world.mobility import BoundedWaypoint, Static
 from otafl.world.pathloss import LogDistance
@@ -174,7 +174,7 @@ def test_mean_number_of_active_devices(gamma: float, table: float) -> None:
     for seed in range(300):
         world = trajectory(Cell(placement="uniform"), Static(), LogDistance(), Rayleigh(), 20, seed)
         counts.append((np.abs(world.coeff) >= threshold).sum(axis=1).mean())
-        probs.append(expected_active(world, Rayleigh(), threshold).sum())
+        probs.append(active_prob(world, Rayleigh(), threshold).sum())
     for values in (np.array(counts), np.array(probs)):
         assert abs(values.mean() - exact) < 5 * values.std(ddof=1) / math.sqrt(len(values)) + 1e-12
 
@@ -185,7 +185,7 @@ def test_stratified_placement_has_the_same_mean_with_less_spread() -> None:
     for placement in ("stratified", "uniform"):
         cell = Cell(placement=placement)  # type: ignore[arg-type]
         sums = np.array([
-            expected_active(trajectory(cell, Static(), LogDistance(), Rayleigh(), 1, s), Rayleigh(), threshold).sum()
+            active_prob(trajectory(cell, Static(), LogDistance(), Rayleigh(), 1, s), Rayleigh(), threshold).sum()
             for s in range(300)
         ])  # fmt: skip
         assert abs(sums.mean() - closed_form_active(1e-9)) < 5 * sums.std(ddof=1) / math.sqrt(300)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from otafl.engine.batches import BatchSampler
 from otafl.engine.objective import Objective
-from otafl.engine.training import Engine
+from otafl.engine.training import Engine, LocalWork
 from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import PluginError
 from otafl.radio.air import Air, IdealAir, Received, check_uplink
@@ -124,8 +124,8 @@ class Round:
             )
         who = torch.ones(shape, dtype=torch.bool, device=start.device) if who is None else who
         batches = self._sampler.at(self.t).to(start.device)
-        end = self._engine.train(self._objective, pool, slot, who, batches, self._local_steps, self.lr)
-        return Updates(end, pool, slot, self.lr)
+        work = LocalWork(self._objective, pool, slot, who, batches, self._local_steps, self.lr)
+        return Updates(self._engine.train(work), pool, slot, self.lr)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
         """Devices `who` tell the server one scalar each, error-free; counted in the ledger."""

@@ -1,12 +1,12 @@
 """Local training: s steps of SGD on every device, by a readable reference and by a batched engine.
 
-Both take start models [S, M, P] as (pool, slot), train the devices `who` and return all end points; a device
-that does not train ends where it started. They must agree: float64 to 1e-9.
+The two must agree: float64 to 1e-9.
 
 Knows: the objective, batches, learning rates.
 Does not know: channels, methods, what becomes of the end points.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,23 +18,31 @@ from otafl.engine.objective import Objective
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}  # parameters of the device models trained at once
 
 
+@dataclass(frozen=True)
+class LocalWork:
+    """What the devices have to do in one round."""
+
+    objective: Objective
+    pool: Tensor
+    """Start models, [S, K, P]."""
+    slot: Tensor
+    """Which of them each device starts from, int [S, M]."""
+    who: Tensor
+    """Devices that train, bool [S, M]."""
+    batches: Tensor
+    """Image indices, [S, M, steps, batch]; one step's worth if a round has one batch."""
+    steps: int
+    lr: float
+
+
 class Engine(Protocol):
-    """A way to run local training."""
+    """A way to do local work."""
 
     donates: bool
     """Whether a method may overwrite the large tensors of the state it was given."""
 
-    def train(
-        self,
-        objective: Objective,
-        pool: Tensor,
-        slot: Tensor,
-        who: Tensor,
-        batches: Tensor,
-        steps: int,
-        lr: float,
-    ) -> Tensor:
-        """End points [S, M, P] after `steps` steps; `batches` is [S, M, steps or 1, batch]."""
+    def train(self, work: LocalWork) -> Tensor:
+        """End points [S, M, P]; a device that does not train ends where it started."""
         ...
 
 
@@ -43,27 +51,18 @@ class ReferenceEngine:
 
     donates = False
 
-    def train(
-        self,
-        objective: Objective,
-        pool: Tensor,
-        slot: Tensor,
-        who: Tensor,
-        batches: Tensor,
-        steps: int,
-        lr: float,
-    ) -> Tensor:
+    def train(self, work: LocalWork) -> Tensor:
         """End points [S, M, P]."""
-        end = _starts(pool, slot)
-        features, targets = objective.train
-        for s, i in who.nonzero().tolist():
+        end = _starts(work)
+        features, targets = work.objective.train
+        for s, i in work.who.nonzero().tolist():
             flat = end[s, i].clone()
-            for k in range(steps):
-                batch = batches[s, i, k % batches.shape[2]]
+            for k in range(work.steps):
+                batch = work.batches[s, i, k % work.batches.shape[2]]
                 flat.requires_grad_(True)
-                loss = objective.loss(objective.unflatten(flat), features[batch], targets[batch])
+                loss = work.objective.loss(work.objective.unflatten(flat), features[batch], targets[batch])
                 (gradient,) = torch.autograd.grad(loss, flat)
-                flat = flat.detach() - lr * gradient
+                flat = flat.detach() - work.lr * gradient
             end[s, i] = flat
         return end
 
@@ -73,39 +72,28 @@ class BatchedEngine:
 
     donates = True
 
-    def train(
-        self,
-        objective: Objective,
-        pool: Tensor,
-        slot: Tensor,
-        who: Tensor,
-        batches: Tensor,
-        steps: int,
-        lr: float,
-    ) -> Tensor:
+    def train(self, work: LocalWork) -> Tensor:
         """End points [S, M, P]."""
-        end = _starts(pool, slot)
-        features, targets = objective.train
-        gradient = vmap(grad(objective.loss))
-        rows = who.flatten().nonzero().flatten()
-        models = end.flatten(0, 1)
-        every_batch = batches.flatten(0, 1)
-        chunk = max(1, CHUNK_ELEMENTS[end.device.type] // objective.num_params)
-        for part in torch.split(rows, chunk):
-            flat = models[part]
-            params = objective.unflatten(flat)  # views: a step on them is a step on `flat`
-            for k in range(steps):
-                batch = every_batch[part, k % batches.shape[2]]
+        end = _starts(work)
+        features, targets = work.objective.train
+        gradient = vmap(grad(work.objective.loss))
+        models, every_batch = end.flatten(0, 1), work.batches.flatten(0, 1)
+        chunk = max(1, CHUNK_ELEMENTS[end.device.type] // work.objective.num_params)
+        for rows in torch.split(work.who.flatten().nonzero().flatten(), chunk):
+            flat = models[rows]
+            params = work.objective.unflatten(flat)  # views: a step on them is a step on `flat`
+            for k in range(work.steps):
+                batch = every_batch[rows, k % work.batches.shape[2]]
                 for name, slope in gradient(params, features[batch], targets[batch]).items():
-                    params[name].sub_(slope, alpha=lr)
-            models[part] = flat
+                    params[name].sub_(slope, alpha=work.lr)
+            models[rows] = flat
         return end
 
 
-def _starts(pool: Tensor, slot: Tensor) -> Tensor:
+def _starts(work: LocalWork) -> Tensor:
     """A fresh copy of every device's start model, [S, M, P]."""
-    seeds = torch.arange(len(pool), device=pool.device)[:, None]
-    return pool[seeds, slot]
+    seeds = torch.arange(len(work.pool), device=work.pool.device)[:, None]
+    return work.pool[seeds, work.slot]
 
 
 ENGINES: dict[str, type[ReferenceEngine] | type[BatchedEngine]] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otafl.errors import OtaflError
-from otafl.fold import Result
+from otafl.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otafl.fold import LAST_ROUNDS, Result
+from otafl.result import LAST_ROUNDS, Result
 
 
 class Estimate(NamedTuple):

@@ -1,0 +1,256 @@
+"""What a run found: its rows, its summary, its files, and reading them back.
+
+Knows: columns, seeds, run directories.
+Does not know: the loop over rounds, methods.
+"""
+
+import csv
+import io
+import math
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from otafl._version import __version__
+from otafl.config import Config
+from otafl.errors import RunDirectoryError
+from otafl.metrics import COLUMNS, INTEGER_COLUMNS, Ledger, Rows
+from otafl.registry import in_a_line
+from otafl.rundir import RunDirectory
+from otafl.simulation import Simulation
+
+LAST_ROUNDS = 50  # accuracies are averaged over the recorded rounds r > T − 50, as in the paper
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run found."""
+
+    config: Config
+    rounds: NDArray[np.int64]
+    """Recorded rounds, [R]."""
+    metrics: Mapping[str, NDArray[np.float64]]
+    """Column name to values [S, R]; NaN where there is none."""
+    params: Tensor
+    """x^T, [S, P]; the last model of a seed that diverged is not finite."""
+    diverged: Mapping[int, int]
+    """Seed to the round after which its model was not finite."""
+    summary: Mapping[str, Any]
+
+    @property
+    def status(self) -> str:
+        """`complete`, or `failed` where a seed diverged."""
+        return str(self.summary["status"])
+
+
+class Recorder:
+    """Rows in memory and, where there is a directory, in metrics.csv."""
+
+    def __init__(self, seeds: tuple[int, ...], directory: RunDirectory | None) -> None:
+        self._seeds, self._directory = seeds, directory
+        self.rounds: list[int] = []
+        self.rows: list[Rows] = []
+        self._columns: list[str] | None = None
+        self.text = ""
+
+    def add(self, r: int, columns: Rows, alive: list[bool]) -> None:
+        """Record x^r; a seed that is not alive has no row."""
+        row = {
+            name: [v if a else math.nan for v, a in zip(values, alive, strict=True)] for name, values in columns.items()
+        }
+        self.rounds.append(r)
+        self.rows.append(row)
+        if r == 0:  # held back until the first round has shown which columns the method adds
+            return
+        self.write_first()
+        self._write(self._lines(r, row, alive))
+
+    def write_first(self) -> None:
+        """Write the header and row 0, where that has not been done."""
+        if self._columns is None:
+            own = [name for name in self.rows[-1] if name not in COLUMNS]
+            self._columns = [name for name in COLUMNS if name in self.rows[-1]] + own
+            header = ",".join(["seed", "round", *self._columns]) + "\n"
+            self._write(header + self._lines(0, self.rows[0], [True] * len(self._seeds)))
+
+    def _write(self, text: str) -> None:
+        self.text += text
+        if self._directory is not None:
+            self._directory.append_metrics(text)
+
+    def _lines(self, r: int, row: Rows, alive: list[bool]) -> str:
+        assert self._columns is not None
+        lines = [
+            ",".join([str(seed), str(r), *(_number(name, row.get(name), s) for name in self._columns)])
+            for s, seed in enumerate(self._seeds)
+            if alive[s]
+        ]
+        return "".join(line + "\n" for line in lines)
+
+    def restore(self, text: str) -> None:
+        """Continue from the content of an earlier metrics.csv."""
+        self.rounds, self.rows, self._columns = _parse(text, self._seeds)
+        self.text = text
+
+    def arrays(self) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+        """Recorded rounds [R] and columns [S, R]."""
+        blank = [math.nan] * len(self._seeds)
+        names = [name for name in COLUMNS if any(name in row for row in self.rows)]
+        names += [name for name in self.rows[-1] if name not in COLUMNS]
+        values = {name: np.array([row.get(name, blank) for row in self.rows]).T for name in names}
+        return np.array(self.rounds), values
+
+
+def summarise(
+    sim: Simulation,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    diverged: Mapping[int, int],
+    wall_s: float,
+) -> dict[str, Any]:
+    """The content of summary.json."""
+    config = sim.config
+    start = max(0, config.experiment.rounds - LAST_ROUNDS)
+    late = rounds > start
+    summary: dict[str, Any] = {
+        "status": "failed" if diverged else "complete",
+        "name": config.experiment.name,
+        "algorithm": config.algorithm.name,
+        "data": config.data.name,
+        "num_params": sim.objective.num_params,
+        "rounds": config.experiment.rounds,
+        "seeds": list(sim.seeds),
+        "averaged_over": f"recorded rounds r > {start}",
+    }
+    for name in ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy"):
+        if name not in metrics:
+            continue
+        alive = [s for s, seed in enumerate(sim.seeds) if seed not in diverged]
+        per_seed = {str(sim.seeds[s]): float(metrics[name][s, late].mean()) for s in alive}
+        values = np.array(list(per_seed.values()))
+        summary[name] = {
+            "mean": float(values.mean()) if len(values) else None,
+            "std": float(values.std(ddof=1)) if len(values) > 1 else None,
+            "per_seed": per_seed,
+        }
+    everywhere = metrics["num_active"][:, 1:]
+    spans = np.diff(rounds)
+    if everywhere.size and np.isfinite(everywhere).any():
+        summary["num_active"] = float(np.nansum(everywhere * spans) / (np.isfinite(everywhere) * spans).sum())
+    if diverged:
+        summary["diverged"] = {str(seed): {"round": r, "cause": _cause(sim)} for seed, r in diverged.items()}
+    summary |= {
+        "wall_s": round(wall_s, 3),
+        "rounds_per_s": round(config.experiment.rounds / wall_s, 3) if wall_s > 0 else None,
+        "device": describe_device(sim.device),
+        "versions": {
+            "otafl": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "commit": _commit(),
+        "config": config.digest,
+    }
+    return summary
+
+
+def _cause(sim: Simulation) -> str:
+    """What most likely made a model diverge."""
+    advice = f"training.lr = {sim.config.training.lr:g} is too large"
+    gamma = getattr(sim.algorithm, "gamma", None)
+    if gamma is not None and sim.noise_var_j > 0:
+        advice += f", or algorithm.gamma = {gamma:g} lets too much receiver noise in"
+    return advice
+
+
+def describe_device(device: torch.device) -> str:
+    """The compute device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str | None:
+    """Commit of the source tree, where the package runs from one."""
+    source = Path(__file__).resolve().parent
+    if not any((parent / ".git").exists() for parent in source.parents[:3]):
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def devices_csv(sim: Simulation, ledger: Ledger) -> str:
+    """The content of devices.csv."""
+    lines = ["seed,device,images,uploads,energy_j,last_active,mean_distance_m\n"]
+    uploads, energy_j, last = ledger.uploads.tolist(), ledger.energy_j.tolist(), ledger.last_active.tolist()
+    for s, seed in enumerate(sim.seeds):
+        distance_m = sim.worlds[s].distance_m.mean(0).tolist()
+        for i in range(sim.problem.num_devices):
+            images = len(sim.shares[s][i])
+            lines.append(f"{seed},{i},{images},{uploads[s][i]},{energy_j[s][i]!r},{last[s][i]},{distance_m[i]!r}\n")
+    return "".join(lines)
+
+
+def _number(name: str, values: list[float] | None, s: int) -> str:
+    if values is None or math.isnan(values[s]):
+        return ""
+    return str(int(values[s])) if name in INTEGER_COLUMNS else repr(values[s])
+
+
+def _parse(text: str, seeds: tuple[int, ...]) -> tuple[list[int], list[Rows], list[str] | None]:
+    """Rounds, rows and columns of the content of a metrics.csv."""
+    table = list(csv.reader(io.StringIO(text)))
+    if not table:
+        return [], [], None
+    columns = table[0][2:]
+    rounds: list[int] = []
+    rows: list[Rows] = []
+    place = {str(seed): s for s, seed in enumerate(seeds)}
+    for seed, r, *values in table[1:]:
+        if not rounds or rounds[-1] != int(r):
+            rounds.append(int(r))
+            rows.append({name: [math.nan] * len(seeds) for name in columns})
+        for name, value in zip(columns, values, strict=True):
+            rows[-1][name][place[seed]] = float(value) if value else math.nan
+    return rounds, rows, columns
+
+
+def load_result(config: Config, directory: RunDirectory, summary: Mapping[str, Any]) -> Result:
+    """The result of a finished run directory."""
+    try:
+        recorder = Recorder(config.experiment.seeds, None)
+        recorder.restore((directory.path / "metrics.csv").read_text(encoding="utf-8"))
+        rounds, metrics = recorder.arrays()
+        diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
+        last, every = config.experiment.rounds, config.experiment.eval_every
+        expected = [r for r in range(last + 1) if r % every == 0 or r == last]
+        if set(diverged) != set(config.experiment.seeds) and rounds.tolist() != expected:
+            raise ValueError("metrics.csv lacks rounds")
+        if not summary["wall_s"] >= 0 or not {"mean", "std", "per_seed"} <= summary["test_loss"].keys():
+            raise ValueError("summary.json lacks keys")
+        models = load_file(directory.path / "model.safetensors")
+        params = torch.stack([models[f"seed_{seed}"] for seed in config.experiment.seeds])
+    except Exception as error:
+        raise RunDirectoryError(
+            f"{directory.path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
+        ) from error
+    return Result(config, rounds, metrics, params, diverged, summary)
