@@ -1,14 +1,12 @@
 """Small worlds that every suite uses."""
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import otafl
 from otafl.config import Config, load_config
 from otafl.simulation import Simulation
 from otafl.world.files import MNIST_FILES
@@ -44,9 +42,10 @@ def make_config(algorithm: str = "fedoag", overrides: Mapping[str, Any] | None =
     return load_config("stationary", {**TINY, "algorithm.name": algorithm, **gamma, **(overrides or {})})
 
 
-def quadratic(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Overrides for a noise-free quadratic problem with full local gradients."""
-    return {
+def make_quadratic(algorithm: str = "fedoag", overrides: Mapping[str, Any] | None = None) -> Config:
+    """The tiny world on a noise-free quadratic problem with full local gradients; the same devices are heard."""
+    wanted = {
+        **{key: value for key, value in TINY.items() if not key.startswith(("data.", "model."))},
         "data.name": "quadratic",
         "data.dimension": 3,
         "model.name": "point",
@@ -55,15 +54,9 @@ def quadratic(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "training.lr": 0.05,
         "training.lr_schedule": "constant",
         "radio.noise_dbm_hz": float("-inf"),
+        "algorithm.name": algorithm,
         **(overrides or {}),
     }
-
-
-# what the tiny overrides of data and model would not fit
-def make_quadratic(algorithm: str = "fedoag", overrides: Mapping[str, Any] | None = None) -> Config:
-    """The tiny world on a quadratic problem; γ such that the same devices are heard."""
-    base = {key: value for key, value in TINY.items() if not key.startswith(("data.", "model."))}
-    wanted = {**base, **quadratic(), "algorithm.name": algorithm, **(overrides or {})}
     if algorithm in ("fedoag", "ota-fedavg"):
         wanted.setdefault("algorithm.gamma", TINY_GAMMA * (wanted["data.dimension"] / TINY_PARAMS) ** 0.5)
     return load_config("stationary", wanted)
@@ -74,25 +67,7 @@ def simulate(config: Config, device: str = "cpu", **keys: Any) -> Simulation:
     return Simulation(config, torch.device(device), **keys)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MNIST in OTAFL_DATA, fetched where it is not there yet."""
-    if not os.environ.get("OTAFL_DATA"):
-        os.environ["OTAFL_DATA"] = str(Path("~/.cache/otafl").expanduser())
-    return Path(os.environ["OTAFL_DATA"])
-
-
 @pytest.fixture(scope="session")
-def mnist(data_directory: Path) -> Path:
-    """The folder of the MNIST files."""
+def mnist() -> Path:
+    """The folder of the MNIST files, fetched where they are not there yet."""
     return MNIST_FILES.fetch()
-
-
-@pytest.fixture
-def run_tiny() -> Callable[..., otafl.Result]:
-    """Run the tiny configuration of an algorithm in memory."""
-
-    def run(algorithm: str = "fedoag", overrides: Mapping[str, Any] | None = None, **keys: Any) -> otafl.Result:
-        return otafl.run(make_config(algorithm, overrides), device="cpu", **keys)
-
-    return run

@@ -13,7 +13,7 @@ from otafl.presets import PRESETS
 
 
 def test_an_empty_file_is_the_papers_stationary_setting(tmp_path: Path) -> None:
-    """PAPER-NOTES, "Numbers of the paper's setting"."""
+    """The numbers of the paper's experiment section and appendix."""
     (tmp_path / "empty.toml").write_text("")
     config = load_config(tmp_path / "empty.toml")
     assert config == load_config("stationary")

@@ -15,7 +15,7 @@ def test_db_round_trip(db: float) -> None:
 
 
 def test_known_powers() -> None:
-    """0 dBm is a milliwatt; −173 dBm/Hz is 5.012e-21 J (BASELINES 13); −inf dBm is nothing."""
+    """0 dBm is a milliwatt; −173 dBm/Hz is 5.012e-21 J; −inf dBm is nothing."""
     assert dbm_to_watt(0) == 1e-3
     assert dbm_to_watt(-173) == pytest.approx(5.012e-21, rel=1e-4)
     assert dbm_to_watt(-math.inf) == 0

@@ -1,4 +1,4 @@
-"""FedOAG's identities F1–F10 (BASELINES 4.3), checked on the mathematics, not on the code's own numbers."""
+"""FedOAG's identities F1–F10 (docs/algorithms/fedoag.md), checked on the mathematics, not on the code's own numbers."""
 
 import math
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ def test_f6_without_noise_it_is_fedpbc() -> None:
 
 
 def test_f7_everybody_heard_without_noise_is_ideal_fedavg() -> None:
-    """F7 and PAPER-NOTES 14: γ → 0 and no noise give ideal FedAvg."""
+    """F7: γ → 0 and no noise give ideal FedAvg."""
     everyone = {"algorithm.gamma": 1e-20, "experiment.rounds": 8, **NOISE_FREE}
     one = simulate(make_config("fedoag", everyone))
     other = simulate(make_config("fedavg", {"experiment.rounds": 8, **NOISE_FREE}))
@@ -212,7 +212,7 @@ def test_both_pruning_rules_give_the_same_model() -> None:
 
 
 def test_empty_rounds_keep_the_model_and_let_devices_go_on() -> None:
-    """PAPER-NOTES 10: nobody above the threshold: x^t stays, devices keep what they trained, nothing is sent."""
+    """Nobody above the threshold: x^t stays, devices keep what they trained, nothing is sent."""
     sim = simulate(make_config("fedoag", {"algorithm.gamma": 1.0, "training.engine": "reference"}))
     for before, after, info, ends in rounds(sim, 3):
         assert not info.active.any()
@@ -275,7 +275,7 @@ def test_hand_computed_round() -> None:
 
 
 def p_weighted_world(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Two devices with activation probabilities 0.9 and 0.3, by their distances (BASELINES 15's bias oracle)."""
+    """Two devices with activation probabilities 0.9 and 0.3, by their distances."""
     symbol_energy_j, gamma = 1e-9, 1e-9
     gains = [gamma**2 / (symbol_energy_j * -math.log(p)) for p in (0.9, 0.3)]
     places = [[(1e-5 / gain) ** (1 / 3.5), 0.0] for gain in gains]

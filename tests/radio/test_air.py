@@ -32,7 +32,7 @@ def quiet(size: int = 7) -> Air:
 
 
 def test_paper_link_budget() -> None:
-    """BASELINES 13: E_s = 1e-9 J, N_0 = 5.012e-21 J, √(d E_s) = 0.028532; N_0/2 is 3 dB less."""
+    """The paper's setting: E_s = 1e-9 J, N_0 = 5.012e-21 J, √(d E_s) = 0.028532; N_0/2 is 3 dB less."""
     budget = LinkBudget()
     assert budget.symbol_energy_j == pytest.approx(1e-9)
     assert budget.noise_var_j == pytest.approx(5.012e-21, rel=1e-4)

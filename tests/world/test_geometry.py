@@ -107,7 +107,7 @@ def test_a_longer_run_has_the_same_first_rounds() -> None:
 
 
 def test_path_loss_of_the_paper() -> None:
-    """Λ(D) = 1e-5 D^-3.5: 35 dB a decade, and BASELINES 13.1's values."""
+    """Λ(D) = 1e-5 D^-3.5: 35 dB a decade, and hand-computed values."""
     law = LogDistance()
     assert law.mean_gain(np.array([100.0, 750.0, 1500.0])) == pytest.approx([1e-12, 8.66e-16, 7.65e-17], rel=2e-3)
     decade = law.mean_gain(np.array([10.0, 100.0]))
@@ -146,7 +146,7 @@ def test_channel_is_path_loss_times_fading() -> None:
 
 
 def test_paper_threshold_and_unit_probability_distance() -> None:
-    """γ = 1e-9: threshold 3.505e-8, and a device at 678 m has p = 1/e (PAPER-NOTES)."""
+    """γ = 1e-9: threshold 3.505e-8, and a device at 678 m has p = 1/e."""
     threshold = inversion_threshold(1e-9, PAPER_PARAMS, LinkBudget().symbol_energy_j)
     assert threshold == pytest.approx(3.505e-8, rel=1e-3)
     assert (1e-5 / threshold**2) ** (1 / 3.5) == pytest.approx(678, abs=1)  # Λ = threshold² there
@@ -157,7 +157,7 @@ GAMMAS = {1e-10: 28.33, 2e-10: 24.18, 3e-10: 19.33, 5e-10: 12.00, 1e-9: 5.47, 2e
 
 
 def closed_form_active(gamma: float) -> float:
-    """BASELINES 13.2: E|A| = m a x^-a Γ(a, x), a = 2/n, x = γ²/(d E_s Λ(r_max))."""
+    """Devices uniform in the disc: E|A| = m a x^-a Γ(a, x), a = 2/n, x = γ²/(d E_s Λ(r_max))."""
     law = LogDistance()
     a = 2 / law.exponent
     x = gamma**2 / (PAPER_PARAMS * LinkBudget().symbol_energy_j * law.mean_gain(np.array([1500.0]))[0])
