@@ -87,7 +87,10 @@ class Simulation:
 
     def init(self) -> Any:
         """The algorithm's state before round 0."""
-        state = self._guarded("init", lambda: self.algorithm.init(self.problem))
+        problem = dataclasses.replace(
+            self.problem, initial=self.problem.initial.clone()
+        )  # the state may be overwritten
+        state = self._guarded("init", lambda: self.algorithm.init(problem))
         self._check_state("init", state)
         return state
 
