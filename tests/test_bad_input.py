@@ -419,7 +419,7 @@ PLUGINS: dict[str, tuple[type, str]] = {
     "no-knowledge": (misbehave(knowledge=None), "declare `knowledge"),
     "bad-report": (
         misbehave(step=lambda self, state, round: round.report(torch.ones(2), torch.ones(2, 4))),  # noqa: A006
-        r"report\(\) needs values and a boolean mask",
+        r"report\(\) needs a boolean mask",
     ),
     "bad-uplink": (
         misbehave(step=lambda self, state, round: round.uplink(round.train(state.params), 3.0, None)),  # noqa: A006
@@ -488,7 +488,53 @@ def test_data_set_with_wrong_labels(shell: Shell, monkeypatch: pytest.MonkeyPatc
     assert "labels outside 0 … 2" in complaint(shell("run", "stationary", "--set", "data.name=mine"))
 
 
+def shout(round: Any, updates: Any, scale: Any = 1.0) -> Any:  # noqa: A002
+    """Send without inverting: far above the limit."""
+    return round.uplink(updates, scale * torch.ones_like(round.device.h), Base.everyone(round))
+
+
+def quiet_norms(self: Any, state: Any, round: Any) -> Any:  # noqa: A002
+    """Writes into the norms it was given before it sends."""
+    updates = round.train(state.params)
+    updates.norms(Base.everyone(round)).zero_()
+    shout(round, updates)
+    return state, otafl.Info(Base.everyone(round))
+
+
+def wrapping_dtype(self: Any, state: Any, round: Any) -> Any:  # noqa: A002
+    """A scale whose square wraps to 0 in its own type."""
+    scale = torch.full(round.device.h.shape, 2**32, dtype=torch.int64)
+    round.uplink(round.train(state.params), scale, Base.everyone(round))
+    return state, otafl.Info(Base.everyone(round))
+
+
+KEPT: list[Any] = []
+
+
+def kept_round(self: Any, state: Any, round: Any) -> Any:  # noqa: A002
+    """Sends through the instruments of an earlier round, which nobody would count."""
+    KEPT.append(round)
+    if round.t:
+        shout(KEPT[0], round.train(state.params))
+    return state, otafl.Info(Base.everyone(round))
+
+
 MORE_PLUGINS: dict[str, tuple[type, str]] = {
+    "quiet-norms": (misbehave(step=quiet_norms), "times the energy limit"),
+    "wrapping-dtype": (misbehave(step=wrapping_dtype), "times the energy limit"),
+    "kept-round": (misbehave(step=kept_round), r"uplink\(\) of round 0 was called after that round"),
+    "reports-the-model": (
+        misbehave(step=lambda self, state, round: round.report(state.params, state.params > 0)),  # noqa: A006
+        r"report\(\) needs a boolean mask of shape \(2, 4\)",
+    ),
+    "complex-report": (
+        misbehave(step=lambda self, state, round: round.report(round.device.h, Base.everyone(round))),  # noqa: A006
+        "one real value per device",
+    ),
+    "short-mask": (
+        misbehave(step=lambda self, state, round: round.train(state.params, Base.everyone(round)[0])),  # noqa: A006
+        r"train\(\) needs a boolean mask of shape \(2, 4\)",
+    ),
     "overflows": (
         misbehave(
             step=lambda self, state, round: (  # noqa: A006
@@ -633,7 +679,18 @@ def test_lost_pieces_of_a_finished_run(shell: Shell) -> None:
     Path("run/summary.json").write_text(summary)
     rows = Path("run/metrics.csv").read_text().splitlines(keepends=True)
     Path("run/metrics.csv").write_text("".join(rows[:-2]))
-    assert "metrics.csv lacks rounds" in complaint(shell(*tiny(), "--out", "run"))
+    assert "metrics.csv lacks rows" in complaint(shell(*tiny(), "--out", "run"))
+    Path("run/metrics.csv").write_text("".join(rows))
+    damaged = json.loads(summary)
+    damaged |= {"num_active": "many", "test_accuracy": 3, "averaged_over": None}  # follows from the rows anyway
+    Path("run/summary.json").write_text(json.dumps(damaged))
+    assert shell(*tiny(), "--out", "run")[0] == 0
+    Path("run/summary.json").write_bytes(b"\xff\xfe")
+    assert "summary.json is damaged" in complaint(shell(*tiny(), "--out", "run"))
+    Path("run/summary.json").write_text("[" * 100_000)
+    assert "summary.json is damaged" in complaint(shell(*tiny(), "--out", "run"))
+    Path("loop").symlink_to("loop")
+    assert "loop: cannot be written" in complaint(shell(*tiny(), "--out", "loop"))
     Path("run/summary.json").unlink()
     assert "has a final model but no summary.json" in complaint(shell(*tiny(), "--out", "run"))
 
@@ -660,7 +717,9 @@ def test_what_cannot_be_run_leaves_nothing_and_does_not_block_the_directory(shel
         ("experiment.rounds=1000000000000", "experiment.rounds"),
         ("model.hidden=[1000000000]", "model.hidden[0]"),
         ("training.lr=" + "[" * 5000, "neither a TOML value nor a plain word"),
-        ("training.l\nr=3", "unknown key"),
+        ("training.l\nr=3", "write section.key=value"),
+        ("training.lr=0.1\nx=3", "write section.key=value"),
+        ("algorithm.gamma=" + "9" * 5000, "algorithm.gamma"),
     ],
 )
 def test_extremes(shell: Shell, sets: str, line: str) -> None:

@@ -4,6 +4,7 @@ Knows: how to ask and how to answer on a terminal.
 Does not know: how anything is computed.
 """
 
+import io
 import logging
 import os
 import sys
@@ -37,6 +38,9 @@ app.add_typer(data_app, name="data")
 
 def main() -> None:
     """Run the command line; a user's mistake is one line and status 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a sign gets a question mark
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     logging.basicConfig(level=logging.WARNING, format="otafl: %(message)s")
     try:
         status = app(standalone_mode=False)
@@ -58,7 +62,7 @@ def main() -> None:
         where = context.command_path if context is not None else "otafl"
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
-            sys.exit(2)
+            sys.exit(0)
         _fail(f"{' '.join(error.format_message().split())} (see '{where} --help')", 2)
     sys.exit(status if isinstance(status, int) else 0)
 
@@ -183,7 +187,7 @@ def data_get(name: Annotated[str, typer.Argument(help="mnist or fashion-mnist.")
 
 
 @app.command()
-def doctor() -> int:
+def doctor() -> None:
     """Tell what is installed, which devices there are and where data is."""
     import importlib.metadata
     import importlib.util
@@ -209,14 +213,15 @@ def doctor() -> int:
         print("  CUDA         none; runs use the CPU")
     source = "OTAFL_DATA" if os.environ.get("OTAFL_DATA") else "default; OTAFL_DATA changes it"
     print(f"  data         {data_directory()} ({source})")
-    healthy = True
+    damaged: OtaflError | None = None
     for name, files in IMAGE_FILES.items():
         try:
             state = "verified" if files.locate() is not None and files.read() else f"not here; otafl data get {name}"
         except OtaflError as error:
-            state, healthy = str(error), False
+            state, damaged = "damaged", error
         print(f"  {name:<12} {state}")
-    return 0 if healthy else 2
+    if damaged is not None:
+        raise damaged
 
 
 def parse_seeds(text: str) -> list[int]:

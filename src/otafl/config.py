@@ -164,6 +164,8 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
     >>> load_config("mixed", {"experiment.rounds": 50}).experiment.rounds
     50
     """
+    if not isinstance(source, str | Path) or not isinstance(overrides, Mapping | None):
+        raise ConfigError("load_config() takes a preset's name or a path, and a mapping of section.key to value")
     user = _nest(overrides or {})
     if str(source) in PRESETS:
         config = resolve(PRESETS[str(source)].layer(), user)
@@ -191,9 +193,11 @@ def _read_toml(path: Path) -> Layer:
     except FileNotFoundError as error:
         known = registry.nearest(str(path), PRESETS)
         raise ConfigError(f"{path}: no such file or preset{known}; presets are {', '.join(PRESETS)}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except (ValueError, RecursionError) as error:  # tomllib also raises a plain ValueError, for huge integers
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
     return content
 
@@ -212,11 +216,11 @@ def _nest(overrides: Mapping[str, Any]) -> Layer:
 def parse_override(text: str) -> tuple[str, Any]:
     """`section.key=value` of the command line; the value is TOML, a bare word is a string."""
     dotted, equals, raw = text.partition("=")
-    if not equals or not raw.strip():
+    if not equals or not raw.strip() or "\n" in text:
         raise ConfigError(f"--set {text}: write section.key=value, for instance --set training.lr=0.03")
     try:
         value = tomllib.loads(f"value = {raw}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         if not all(c.isalnum() or c in "-_./" for c in raw.strip()):
             raise ConfigError(f"--set {text}: {raw!r} is neither a TOML value nor a plain word") from None
         value = raw.strip()

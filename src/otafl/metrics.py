@@ -128,7 +128,7 @@ class Ledger:
         active = info.active & alive[:, None]
         self.uploads += active
         self.last_active = torch.where(active, t, self.last_active)
-        self.scalar_reports += step.round.scalars * alive
+        self.scalar_reports += step.spent.scalars * alive
         self.diverged_at = torch.where(alive & ~step.finite, t + 1, self.diverged_at)
         self.rounds += 1
         num_active = active.sum(-1).to(torch.float64)
@@ -139,15 +139,15 @@ class Ledger:
         if info.anchors is not None:
             self.anchors = info.anchors.to(torch.float64)
         self.energy_ratio = torch.maximum(self.energy_ratio, step.energy_ratio)
-        for received in step.round.received:
-            sent = received.transmitted & step.finite
-            self.energy_j += torch.where(step.finite[:, None], received.energy_j, 0.0)
-            self.channel_uses += sent * received.channel_uses
-            sent &= received.signal_norm > 0
-            if noise_var_j > 0 and received.channel_uses:
-                signal = torch.where(sent, received.signal_norm, 1.0)
-                self.snr += torch.where(sent, signal.square() / (received.channel_uses * noise_var_j), 0.0)
-                self.noise_to_update += torch.where(sent, received.noise_norm / signal, 0.0)
+        self.energy_j += torch.where(step.finite[:, None], step.spent.energy_j, 0.0)
+        for use in step.spent.transmissions:
+            sent = use.transmitted & step.finite
+            self.channel_uses += sent * use.channel_uses
+            sent &= use.signal_norm > 0
+            if noise_var_j > 0 and use.channel_uses:
+                signal = torch.where(sent, use.signal_norm, 1.0)
+                self.snr += torch.where(sent, signal.square() / (use.channel_uses * noise_var_j), 0.0)
+                self.noise_to_update += torch.where(sent, use.noise_norm / signal, 0.0)
                 self.sent_rounds += sent
         for name, value in info.extra.items():
             self.extra[name] = self.extra.get(name, torch.zeros_like(self.active)) + value

@@ -119,8 +119,6 @@ def summarise(
 ) -> dict[str, Any]:
     """The content of summary.json."""
     config = sim.config
-    start = max(0, config.experiment.rounds - LAST_ROUNDS)
-    late = rounds > start
     summary: dict[str, Any] = {
         "status": "failed" if diverged else "complete",
         "name": config.experiment.name,
@@ -129,25 +127,8 @@ def summarise(
         "num_params": sim.objective.num_params,
         "rounds": config.experiment.rounds,
         "seeds": list(sim.seeds),
-        "averaged_over": f"recorded rounds r > {start}",
+        **_scores(config, rounds, metrics, diverged),
     }
-    for name in ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy"):
-        if name not in metrics:
-            continue
-        alive = [s for s, seed in enumerate(sim.seeds) if seed not in diverged]
-        per_seed = {str(sim.seeds[s]): float(metrics[name][s, late].mean()) for s in alive}
-        values = np.array(list(per_seed.values()))
-        summary[name] = {
-            "mean": float(values.mean()) if len(values) else None,
-            "std": float(values.std(ddof=1)) if len(values) > 1 else None,
-            "per_seed": per_seed,
-        }
-    everywhere = metrics["num_active"][:, 1:]
-    spans = np.diff(rounds)
-    if everywhere.size and np.isfinite(everywhere).any():
-        summary["num_active"] = float(np.nansum(everywhere * spans) / (np.isfinite(everywhere) * spans).sum())
-    if diverged:
-        summary["diverged"] = {str(seed): {"round": r, "cause": _cause(sim)} for seed, r in diverged.items()}
     summary |= {
         "wall_s": round(wall_s, 3),
         "rounds_per_s": round(config.experiment.rounds / wall_s, 3) if wall_s > 0 else None,
@@ -164,11 +145,39 @@ def summarise(
     return summary
 
 
-def _cause(sim: Simulation) -> str:
+def _scores(
+    config: Config,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    diverged: Mapping[int, int],
+) -> dict[str, Any]:
+    """The part of a summary that follows from the rows."""
+    seeds = config.experiment.seeds
+    start = max(0, config.experiment.rounds - LAST_ROUNDS)
+    scores: dict[str, Any] = {"averaged_over": f"recorded rounds r > {start}"}
+    for name in ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy"):
+        if name in metrics:
+            late = metrics[name][:, rounds > start]
+            per_seed = {str(seed): float(late[s].mean()) for s, seed in enumerate(seeds) if seed not in diverged}
+            values = np.array(list(per_seed.values()))
+            scores[name] = {
+                "mean": float(values.mean()) if len(values) else None,
+                "std": float(values.std(ddof=1)) if len(values) > 1 else None,
+                "per_seed": per_seed,
+            }
+    active, spans = metrics["num_active"][:, 1:], np.diff(rounds)
+    if np.isfinite(active).any():
+        scores["num_active"] = float(np.nansum(active * spans) / (np.isfinite(active) * spans).sum())
+    if diverged:
+        scores["diverged"] = {str(seed): {"round": r, "cause": _cause(config)} for seed, r in diverged.items()}
+    return scores
+
+
+def _cause(config: Config) -> str:
     """What most likely made a model diverge."""
-    advice = f"training.lr = {sim.config.training.lr:g} is too large"
-    gamma = getattr(sim.algorithm, "gamma", None)
-    if gamma is not None and sim.noise_var_j > 0:
+    advice = f"training.lr = {config.training.lr:g} is too large"
+    gamma = getattr(config.algorithm.spec, "gamma", None)
+    if gamma is not None and config.radio.noise_var_j > 0:
         advice += f", or algorithm.gamma = {gamma:g} lets too much receiver noise in"
     return advice
 
@@ -241,16 +250,29 @@ def load_result(config: Config, directory: RunDirectory, summary: Mapping[str, A
         recorder.restore((directory.path / "metrics.csv").read_text(encoding="utf-8"))
         rounds, metrics = recorder.arrays()
         diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
-        last, every = config.experiment.rounds, config.experiment.eval_every
-        expected = [r for r in range(last + 1) if r % every == 0 or r == last]
-        if set(diverged) != set(config.experiment.seeds) and rounds.tolist() != expected:
-            raise ValueError("metrics.csv lacks rounds")
-        if not summary["wall_s"] >= 0 or not {"mean", "std", "per_seed"} <= summary["test_loss"].keys():
-            raise ValueError("summary.json lacks keys")
+        _check_rows(config, rounds, metrics, diverged)
         models = load_file(directory.path / "model.safetensors")
         params = torch.stack([models[f"seed_{seed}"] for seed in config.experiment.seeds])
+        known = isinstance(summary["wall_s"], int | float) and isinstance(summary["device"], str)
+        if not known or params.shape[1] != summary["num_params"]:
+            raise ValueError("summary.json and model.safetensors do not belong together")
+        summary = {**summary, **_scores(config, rounds, metrics, diverged)}
     except Exception as error:
         raise RunDirectoryError(
             f"{directory.path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
         ) from error
     return Result(config, rounds, metrics, params, diverged, summary)
+
+
+def _check_rows(
+    config: Config,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    diverged: Mapping[int, int],
+) -> None:
+    """Every seed that did not diverge has all its rows."""
+    last, every = config.experiment.rounds, config.experiment.eval_every
+    expected = [r for r in range(last + 1) if r % every == 0 or r == last]
+    living = [s for s, seed in enumerate(config.experiment.seeds) if seed not in diverged]
+    if living and (rounds.tolist() != expected or np.isnan(metrics["staleness_max"][living]).any()):
+        raise ValueError("metrics.csv lacks rows")

@@ -142,17 +142,20 @@ class RunDirectory:
     def finished(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None where there is still something to do."""
         try:
-            text = (self.path / "summary.json").read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
+            with _explained(self.path):
+                content = (self.path / "summary.json").read_bytes()
+        except RunDirectoryError as error:
+            if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                raise
             if (self.path / "model.safetensors").exists():
                 raise RunDirectoryError(
                     f"{self.path}: has a final model but no summary.json; delete the directory to run again"
                 ) from None
             return None
         try:
-            summary = json.loads(text)
+            summary = json.loads(content)
             status = summary["status"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             status = None
         if status not in ("running", "complete", "failed"):
             raise RunDirectoryError(

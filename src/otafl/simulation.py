@@ -103,12 +103,9 @@ class Simulation:
         state, info = result
         self._check_state("step", state)
         self._check_info(info)
-        shape = (len(self.seeds), self.problem.num_devices)
-        energy_j = torch.zeros(shape, dtype=torch.float64, device=self.device)
-        for received in round_.received:
-            energy_j += received.energy_j
+        spent = round_.close()
         finite = state.params.isfinite().all(-1)
-        return Step(state, info, round_, self.guard.note(t, energy_j, finite), finite)
+        return Step(state, info, spent, self.guard.note(t, spent.energy_j, finite), finite)
 
     def round_at(self, t: int) -> Round:
         """The instruments of round t."""

@@ -60,10 +60,10 @@ def test_a_round_with_nobody_active_keeps_the_model(algorithm: str) -> None:
     if algorithm == "fedavg":  # everybody is always heard
         return
     sim = reference(algorithm, {"algorithm.gamma": 1.0})
-    state, info, round_, *_ = sim.step(sim.init(), 0)
+    state, info, spent, *_ = sim.step(sim.init(), 0)
     assert not info.active.any()
     assert torch.equal(state.params, sim.problem.initial)
-    assert (round_.received[0].energy_j == 0).all()
+    assert (spent.energy_j == 0).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -94,7 +94,7 @@ def test_f5_energy_is_the_formula_and_below_the_limit(noisy: Any) -> None:
     for t, (before, _, info, ends) in enumerate(history):
         round_ = sim.round_at(t)
         sim.algorithm.step(before, round_)
-        energy_j = round_.received[0].energy_j
+        energy_j = round_.close().energy_j
         anchors = torch.stack([before.anchors.pool[s, before.anchors.slot[s]] for s in range(len(sim.seeds))])
         norms = ((ends - anchors) / sim.config.training.lr_at(t)).norm(dim=-1)
         bound = info.norm_bound[:, None].clamp(min=1e-200)
@@ -267,10 +267,10 @@ def test_hand_computed_round() -> None:
         },
     )
     sim = simulate(config)
-    state, info, round_, *_ = sim.step(sim.init(), 0)
+    state, info, spent, *_ = sim.step(sim.init(), 0)
     assert torch.allclose(state.params, torch.tensor([[0.5, 0.55, 0.45]], dtype=torch.float64), atol=1e-12)
     assert info.norm_bound[0] == pytest.approx(math.sqrt(2.75))
-    energies = round_.received[0].energy_j[0] * round_.device.h[0].abs() ** 2 / 1e-40
+    energies = spent.energy_j[0] * sim.round_at(0).device.h[0].abs() ** 2 / 1e-40
     assert energies.tolist() == pytest.approx([0.75 / 2.75, 1.0])
 
 

@@ -158,7 +158,7 @@ class Itemising(nn.Linear):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = super().forward(features)
-        return scores * (2.0 if scores.sum().item() > 0 else 1.0)
+        return scores * (2.0 if features.sum().item() > 0 else 1.0)
 
 
 def frozen() -> nn.Module:

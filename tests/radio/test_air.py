@@ -48,9 +48,9 @@ def test_inverted_signals_superpose_to_the_weighted_sum() -> None:
     signal, coeff = vectors(), channel()
     active = coeff.abs() >= coeff.abs().median()
     bound = signal.norms(active).max(-1).values
-    received = quiet().uplink(signal, truncated_inversion(3e-9, coeff, active, bound), active, coeff, 0, 0)
+    heard, _ = quiet().uplink(signal, truncated_inversion(3e-9, coeff, active, bound), active, coeff, 0, 0)
     expected = (signal.dense() * active[..., None]).sum(1) * 3e-9 / bound[:, None]
-    assert torch.allclose(received.signal, expected, rtol=1e-12, atol=0)
+    assert torch.allclose(heard, expected, rtol=1e-12, atol=0)
 
 
 def test_phases_do_not_matter() -> None:
@@ -60,7 +60,7 @@ def test_phases_do_not_matter() -> None:
     bound = signal.norms(everyone).max(-1).values
     turned = coeff * torch.polar(torch.ones(5, dtype=torch.float64), torch.arange(5, dtype=torch.float64))
     one, other = (
-        quiet().uplink(signal, truncated_inversion(1e-9, h, everyone, bound), everyone, h, 0, 0).signal
+        quiet().uplink(signal, truncated_inversion(1e-9, h, everyone, bound), everyone, h, 0, 0)[0]
         for h in (coeff, turned)
     )
     assert torch.allclose(one, other, rtol=1e-12)
@@ -73,14 +73,14 @@ def test_noise_has_the_stated_variance_and_is_addressed() -> None:
     silent = Updates(torch.zeros((2, 1, size)), *shared_reference(torch.zeros((2, size)), 1), lr=1.0)
     nobody = torch.zeros((2, 1), dtype=torch.bool)
     scale = torch.zeros((2, 1), dtype=torch.complex128)
-    first = air.uplink(silent, scale, nobody, scale, 3, 0).signal
+    first = air.uplink(silent, scale, nobody, scale, 3, 0)[0]
     unit = first.to(torch.float64) / math.sqrt(variance)
     assert (unit.mean(-1).abs() < 5 / math.sqrt(size)).all()
     assert ((unit.square().mean(-1) - 1).abs() < 5 * math.sqrt(2 / size)).all()
     assert (unit[0] * unit[1]).mean().abs() < 5 / math.sqrt(size)  # seeds are independent
-    assert torch.equal(first, air.uplink(silent, scale, nobody, scale, 3, 0).signal)
-    assert not torch.equal(first, air.uplink(silent, scale, nobody, scale, 4, 0).signal)
-    assert not torch.equal(first, air.uplink(silent, scale, nobody, scale, 3, 1).signal)
+    assert torch.equal(first, air.uplink(silent, scale, nobody, scale, 3, 0)[0])
+    assert not torch.equal(first, air.uplink(silent, scale, nobody, scale, 4, 0)[0])
+    assert not torch.equal(first, air.uplink(silent, scale, nobody, scale, 3, 1)[0])
 
 
 def test_silent_nan_does_not_poison_the_others() -> None:
@@ -90,9 +90,9 @@ def test_silent_nan_does_not_poison_the_others() -> None:
     broken = Updates(end, *shared_reference(torch.zeros((2, 7), dtype=torch.float64), 5), lr=0.5)
     active = torch.tensor([[True, True, False, True, True]] * 2)
     scale = truncated_inversion(1e-9, coeff, active, torch.ones(2, dtype=torch.float64))
-    heard = quiet().uplink(broken, scale, active, coeff, 0, 0).signal
+    heard = quiet().uplink(broken, scale, active, coeff, 0, 0)[0]
     assert heard.isfinite().all()
-    assert torch.allclose(heard, quiet().uplink(signal, scale, active, coeff, 0, 0).signal)
+    assert torch.allclose(heard, quiet().uplink(signal, scale, active, coeff, 0, 0)[0])
 
 
 def test_energy_and_norms_are_accumulated_in_float64() -> None:
@@ -126,6 +126,14 @@ def test_energy_that_is_not_finite_is_a_violation(energy_j: float) -> None:
         guard.check()
 
 
+def test_largest_report_may_be_negative() -> None:
+    from otafl.radio.csi import Reports
+
+    values = torch.tensor([[-3.0, 0.0, -1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    who = torch.tensor([[True, False, True], [False, False, False]])
+    assert Reports(values, who).max().tolist() == [-1.0, 0.0]
+
+
 def test_norms_follow_a_mask_that_is_changed_in_place() -> None:
     signal = vectors()
     who = torch.zeros((2, 5), dtype=torch.bool)
@@ -138,8 +146,8 @@ def test_injected_noise_is_left_alone() -> None:
     kept = torch.ones((2, 7), dtype=torch.float64)
     air = Air((0, 1), 7, 4.0, lambda seeds, name, t, size: kept)
     nobody = torch.zeros((2, 5), dtype=torch.bool)
-    received = air.uplink(vectors(), torch.zeros((2, 5), dtype=torch.complex128), nobody, channel(), 0, 0)
-    assert (received.signal == 2).all()
+    heard, _ = air.uplink(vectors(), torch.zeros((2, 5), dtype=torch.complex128), nobody, channel(), 0, 0)
+    assert (heard == 2).all()
     assert (kept == 1).all()
 
 
@@ -155,10 +163,10 @@ def test_ideal_air_is_exact_and_free() -> None:
     signal = vectors()
     weights = torch.full((2, 5), 0.2, dtype=torch.float64)
     everyone = torch.ones((2, 5), dtype=torch.bool)
-    received = IdealAir(7).uplink(signal, weights, everyone, channel(), 0, 0)
-    assert torch.allclose(received.signal, signal.dense().mean(1))
-    assert (received.energy_j == 0).all()
-    assert received.channel_uses == 0
+    heard, entry = IdealAir(7).uplink(signal, weights, everyone, channel(), 0, 0)
+    assert torch.allclose(heard, signal.dense().mean(1))
+    assert (entry.energy_j == 0).all()
+    assert entry.channel_uses == 0
 
 
 @pytest.mark.parametrize("write", ["end", "reference"])

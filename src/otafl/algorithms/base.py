@@ -30,8 +30,8 @@ from otafl.engine.objective import Objective
 from otafl.engine.training import Engine, LocalWork
 from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import PluginError
-from otafl.radio.air import Air, IdealAir, Received, check_uplink
-from otafl.radio.csi import Knowledge, Reports, View, collect_reports
+from otafl.radio.air import Air, IdealAir, Transmission, check_mask
+from otafl.radio.csi import Knowledge, Reports, View
 from otafl.random import Streams
 
 
@@ -102,18 +102,20 @@ class Round:
         self.problem, self.t, self.lr, self.seeds = problem, t, lr, seeds
         self.device, self.server = device, server
         self.donates = engine.donates
-        self.received: list[Received] = []
-        self.scalars = torch.zeros(len(seeds), dtype=torch.int64, device=coeff.device)
         self._owner, self._coeff, self._air = owner, coeff, air
         self._engine, self._objective, self._sampler = engine, objective, sampler
         self._local_steps = local_steps
+        self._open = True
+        self._transmissions: list[Transmission] = []
+        self._energy_j = torch.zeros(coeff.shape, dtype=torch.float64, device=coeff.device)
+        self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=coeff.device)
 
     def train(self, start: Tensor, who: Tensor | None = None) -> Updates:
         """Local training from a shared model [S, P] or from each device's own [S, M, P].
 
         Devices outside `who` do not train: their update is 0. Unit: (end − start)/lr.
         """
-        shape = tuple(self._coeff.shape)
+        shape = self._check("train()")
         if start.dim() == 2:
             pool, slot = shared_reference(start, shape[1])
         else:
@@ -123,30 +125,60 @@ class Round:
                 f"algorithm {self._owner}: train() needs models of shape [S, P] or [S, M, P], got {tuple(start.shape)}"
             )
         who = torch.ones(shape, dtype=torch.bool, device=start.device) if who is None else who
+        check_mask(self._owner, "train()", who, shape)
         batches = self._sampler.at(self.t).to(start.device)
         work = LocalWork(self._objective, pool, slot, who, batches, self._local_steps, self.lr)
         return Updates(self._engine.train(work), pool, slot, self.lr)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """Devices `who` tell the server one scalar each, error-free; counted in the ledger."""
-        reports = collect_reports(values, who, self._owner)
-        self.scalars = self.scalars + reports.count()
-        return reports
+        """Devices `who` tell the server one real number each, error-free; counted in the ledger."""
+        shape = self._check("report()")
+        check_mask(self._owner, "report()", who, shape)
+        if not isinstance(values, Tensor) or values.shape != shape or values.is_complex():
+            raise PluginError(f"algorithm {self._owner}: report() needs one real value per device, of shape {shape}")
+        self._scalars += who.sum(-1)
+        return Reports(torch.where(who, values, torch.zeros_like(values)), who.clone())
 
-    def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Received:
-        """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once."""
+    def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Tensor:
+        """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what is heard, [S, P]."""
+        shape = self._check("uplink()")
         if not isinstance(signal, Updates):
             raise PluginError(
                 f"algorithm {self._owner}: uplink() sends what train() returned, not a {type(signal).__name__}"
             )
-        check_uplink(self._owner, tx_scale, who, (self._coeff.shape[0], self._coeff.shape[1]))
-        received = self._air.uplink(signal, tx_scale, who, self._coeff, self.t, len(self.received))
-        self.received.append(received)
-        return received
+        if not isinstance(tx_scale, Tensor) or tx_scale.shape != shape:
+            got = tuple(tx_scale.shape) if isinstance(tx_scale, Tensor) else type(tx_scale).__name__
+            raise PluginError(f"algorithm {self._owner}: uplink() needs tx_scale of shape {shape}, got {got}")
+        check_mask(self._owner, "uplink()", who, shape)
+        heard, transmission = self._air.uplink(signal, tx_scale, who, self._coeff, self.t, len(self._transmissions))
+        self._transmissions.append(transmission)
+        self._energy_j += transmission.energy_j
+        return heard
 
     def draw(self, name: str) -> list[np.random.Generator]:
         """The method's own random streams of this round, one generator per seed."""
         return [Streams(seed).at(f"algorithm/{name}", self.t) for seed in self.seeds]
+
+    def close(self) -> "Spent":
+        """End the round: its instruments no longer work. Returns what it spent."""
+        self._open = False
+        return Spent(tuple(self._transmissions), self._energy_j, self._scalars)
+
+    def _check(self, call: str) -> tuple[int, int]:
+        """The shape [S, M], if the round is still going on."""
+        if not self._open:
+            raise PluginError(f"algorithm {self._owner}: {call} of round {self.t} was called after that round")
+        return self._coeff.shape[0], self._coeff.shape[1]
+
+
+class Spent(NamedTuple):
+    """What the uplink of a round was, for the ledger."""
+
+    transmissions: tuple[Transmission, ...]
+    energy_j: Tensor
+    """Energy of every device, float64 [S, M]."""
+    scalars: Tensor
+    """Reported scalars, int [S]."""
 
 
 class Step(NamedTuple):
@@ -154,7 +186,7 @@ class Step(NamedTuple):
 
     state: Any
     info: Info
-    round: Round
+    spent: Spent
     energy_ratio: Tensor
     """Largest energy of a device over the limit, [S]."""
     finite: Tensor

@@ -45,5 +45,6 @@ class FedAvg:
         updates = round.train(state.params)
         shape = (len(state.params), round.problem.num_devices)
         everyone = torch.ones(shape, dtype=torch.bool, device=state.params.device)
-        mean_update = round.uplink(updates, everyone.to(torch.float64) / round.problem.num_devices, everyone).signal
+        weights = everyone.to(torch.float64) / round.problem.num_devices
+        mean_update = round.uplink(updates, weights, everyone)
         return State(state.params + round.lr * mean_update), Info(active=everyone)

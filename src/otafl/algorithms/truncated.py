@@ -45,8 +45,8 @@ def heard_mean(round: Round, vectors: Updates, active: Tensor, gamma: float) -> 
     reports = round.report(vectors.norms(active), active)
     norm_bound = reports.max()  # B_t, computed by the server and sent back
     tx_scale = truncated_inversion(gamma, round.device.h, active, norm_bound)
-    received = round.uplink(vectors, tx_scale, active)
+    received = round.uplink(vectors, tx_scale, active)  # Σ γ Δ_i/B_t + z
     num_active = reports.count()
     rx_scale = norm_bound / (gamma * num_active.clamp(min=1).to(norm_bound.dtype))
-    mean = received.signal * rx_scale[:, None].to(received.signal.dtype)
+    mean = received * rx_scale[:, None].to(received.dtype)
     return Heard(mean, reports.who, (num_active > 0)[:, None], norm_bound)

@@ -82,7 +82,7 @@ class Objective:
             with torch.no_grad():
                 output = self._module(features)
                 losses = self._example_loss(output, targets)
-            vmap(grad(self.loss), in_dims=(0, None, None))(self.unflatten(flat), features, targets)
+            vmap(grad(self.loss))(self.unflatten(flat), features[None], targets[None])
         except Exception as error:
             shape = tuple(features.shape[1:])
             raise PluginError(f"model: cannot be trained on features of shape {shape}: {in_a_line(error)}") from error

@@ -22,8 +22,7 @@ class Updates:
     def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float) -> None:
         """End points [S, M, P], reference models [S, K, P] and which one each device has, int [S, M]."""
         self._end, self._pool, self._slot, self._lr = end, pool, slot, lr
-        self._versions = (end._version, pool._version)
-        self._norms: tuple[Tensor, int, Tensor] | None = None  # mask, its version, norms
+        self._versions = (end._version, pool._version, slot._version)
 
     @property
     def end(self) -> Tensor:
@@ -39,14 +38,10 @@ class Updates:
     def norms(self, who: Tensor) -> Tensor:
         """Euclidean norms of the devices `who`, accumulated in float64, [S, M]; 0 for the others."""
         self._check()
-        if self._norms is not None and self._norms[0] is who and self._norms[1] == who._version:
-            return self._norms[2]
         norms = torch.zeros(who.shape, dtype=torch.float64, device=who.device)
         for s, rows, difference in self._differences(who):
             norms[s, rows] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
-        norms = torch.where(who, norms / self._lr, torch.zeros_like(norms))
-        self._norms = (who, who._version, norms)
-        return norms
+        return torch.where(who, norms / self._lr, torch.zeros_like(norms))
 
     def superpose(self, weights: Tensor) -> Tensor:
         """Σ_i weights_i · update_i over devices with a weight other than 0, [S, P]."""
@@ -80,7 +75,7 @@ class Updates:
                 yield s, rows, self._end[s, rows] - self._pool[s, self._slot[s, rows]]
 
     def _check(self) -> None:
-        if (self._end._version, self._pool._version) != self._versions:
+        if (self._end._version, self._pool._version, self._slot._version) != self._versions:
             raise RuntimeError("these updates are no longer valid: a model they are measured from was overwritten")
 
 

@@ -36,11 +36,9 @@ NoiseSource = Callable[[Sequence[int], str, int, int], Tensor]
 
 
 @dataclass(frozen=True)
-class Received:
-    """What one transmission gave."""
+class Transmission:
+    """What one use of the uplink was, for the ledger: neither devices nor server see it."""
 
-    signal: Tensor
-    """In-phase part of Σ h_i x̂_i + z, [S, P]."""
     energy_j: Tensor
     """‖x̂_i‖² of every device, float64 [S, M]."""
     signal_norm: Tensor
@@ -75,20 +73,25 @@ class Air:
     noise_var_j: float
     noise: NoiseSource
 
-    def uplink(self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int) -> Received:
-        """Devices `who` send tx_scale_i times their vector through h_i = coeff_i, all at once."""
-        tx_scale = torch.where(who, tx_scale, torch.zeros_like(tx_scale))
+    def uplink(
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
+    ) -> tuple[Tensor, Transmission]:
+        """Devices `who` send tx_scale_i times their vector through h_i = coeff_i, all at once.
+
+        Returns what the server hears, the in-phase part of Σ h_i x̂_i + z, [S, P], and the ledger's entry.
+        """
+        tx_scale = torch.where(who, tx_scale.to(torch.complex128), 0.0)
         energy_j = tx_scale.abs().square() * signal.norms(who).square()
-        weights = (coeff * tx_scale).real
-        clean = signal.superpose(weights)
+        heard = signal.superpose((coeff * tx_scale).real)
         transmitted = (tx_scale != 0).any(-1)
-        signal_norm = torch.linalg.vector_norm(clean, dim=-1, dtype=torch.float64)
-        if self.noise_var_j == 0:
-            return Received(clean, energy_j, signal_norm, torch.zeros_like(signal_norm), transmitted, self.num_params)
-        name = "noise" if use == 0 else f"noise/{use}"
-        noise = self.noise(self.seeds, name, t, self.num_params) * self.noise_var_j**0.5
-        noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * transmitted
-        return Received(clean.add_(noise), energy_j, signal_norm, noise_norm, transmitted, self.num_params)
+        signal_norm = torch.linalg.vector_norm(heard, dim=-1, dtype=torch.float64)
+        noise_norm = torch.zeros_like(signal_norm)
+        if self.noise_var_j > 0:
+            name = "noise" if use == 0 else f"noise/{use}"
+            noise = self.noise(self.seeds, name, t, self.num_params) * self.noise_var_j**0.5
+            noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * transmitted
+            heard += noise
+        return heard, Transmission(energy_j, signal_norm, noise_norm, transmitted, self.num_params)
 
 
 @dataclass(frozen=True)
@@ -97,14 +100,15 @@ class IdealAir:
 
     num_params: int
 
-    def uplink(self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int) -> Received:
+    def uplink(
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
+    ) -> tuple[Tensor, Transmission]:
         """Σ_i Re(tx_scale_i) · vector_i over the devices `who`."""
-        weights = torch.where(who, tx_scale, torch.zeros_like(tx_scale))
-        weights = weights.real if weights.is_complex() else weights
-        clean = signal.superpose(weights)
-        norm = torch.linalg.vector_norm(clean, dim=-1, dtype=torch.float64)
-        nothing = torch.zeros_like(weights, dtype=torch.float64)
-        return Received(clean, nothing, norm, torch.zeros_like(norm), who.any(-1), 0)
+        weights = torch.where(who, tx_scale.to(torch.complex128), 0.0).real
+        heard = signal.superpose(weights)
+        norm = torch.linalg.vector_norm(heard, dim=-1, dtype=torch.float64)
+        nothing = torch.zeros_like(weights)
+        return heard, Transmission(nothing, norm, torch.zeros_like(norm), who.any(-1), channel_uses=0)
 
 
 class EnergyGuard:
@@ -145,11 +149,8 @@ class EnergyGuard:
             )
 
 
-def check_uplink(owner: str, tx_scale: object, who: object, shape: tuple[int, int]) -> None:
-    """Refuse transmit scales or masks of the wrong kind."""
-    if not isinstance(tx_scale, Tensor) or tx_scale.shape != shape:
-        got = tuple(tx_scale.shape) if isinstance(tx_scale, Tensor) else type(tx_scale).__name__
-        raise PluginError(f"algorithm {owner}: uplink() needs tx_scale of shape {shape}, got {got}")
+def check_mask(owner: str, call: str, who: object, shape: tuple[int, ...]) -> None:
+    """Refuse what is not a boolean mask of the right shape."""
     if not isinstance(who, Tensor) or who.shape != shape or who.dtype != torch.bool:
         got = f"{who.dtype} {tuple(who.shape)}" if isinstance(who, Tensor) else type(who).__name__
-        raise PluginError(f"algorithm {owner}: uplink() needs a boolean mask of shape {shape}, got {got}")
+        raise PluginError(f"algorithm {owner}: {call} needs a boolean mask of shape {shape}, got {got}")

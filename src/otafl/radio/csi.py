@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from otafl.errors import InformationError, PluginError
+from otafl.errors import InformationError
 
 Quantity = Literal["h", "mean_gain", "distance_m"]
 QUANTITIES: frozenset[Quantity] = frozenset({"h", "mean_gain", "distance_m"})
@@ -65,14 +65,5 @@ class Reports:
 
     def max(self) -> Tensor:
         """Largest reported value, [S]; 0 where no report came."""
-        return self.values.max(dim=-1).values
-
-
-def collect_reports(values: Tensor, who: Tensor, owner: str) -> Reports:
-    """What the server receives when the devices `who` report a scalar each."""
-    if values.shape != who.shape or who.dtype != torch.bool:
-        raise PluginError(
-            f"algorithm {owner}: report() needs values and a boolean mask of the same shape [S, M], "
-            f"got {tuple(values.shape)} and {who.dtype} {tuple(who.shape)}"
-        )
-    return Reports(torch.where(who, values, torch.zeros_like(values)), who)
+        largest = torch.where(self.who, self.values, -torch.inf).max(dim=-1).values
+        return torch.where(self.who.any(-1), largest, 0.0)
