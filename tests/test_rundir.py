@@ -302,6 +302,11 @@ import torch
 import otafl.cli, otafl.fold
 torch.set_num_threads(1)
 torch.func.vmap(torch.func.grad(torch.sum))(torch.ones(1, 1))  # imports what every child would import anew
+step = otafl.fold.Simulation.step
+def unhurried(self, state, t):  # a fast machine must not be done before the last kill
+    time.sleep(0.02)
+    return step(self, state, t)
+otafl.fold.Simulation.step = unhurried
 out, command, kills, seed = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 moments, draw = [], random.Random(seed)
 while True:
@@ -310,7 +315,7 @@ while True:
         sys.argv = ["otafl", *command, "--out", out]
         otafl.cli.main()
     if len(moments) < kills:
-        time.sleep(draw.uniform(0.02, 1.6))
+        time.sleep(draw.uniform(0.02, 2.6))
         moments.append(time.time())
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
@@ -322,15 +327,15 @@ while True:
 @pytest.mark.slow
 def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     """Kill -9 at twenty random moments, each followed by the same command: identical files, little repeated."""
-    interval_s = 0.5
+    interval_s = 0.4
     command = ["run", "quick", "--device", "cpu"]
-    chosen = {"experiment.rounds": 500, "data.name": "digits", "experiment.checkpoint_s": interval_s}
+    chosen = {"experiment.rounds": 700, "data.name": "digits", "experiment.checkpoint_s": interval_s}
     for key, value in chosen.items():
         command += ["--set", f"{key}={value}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def drive(out: Path, kills: int) -> dict[str, Any]:
-        arguments = [sys.executable, "-c", KILLER, str(out), json.dumps(command), str(kills), "5"]
+        arguments = [sys.executable, "-c", KILLER, str(out), json.dumps(command), str(kills), "7"]
         done = subprocess.run(arguments, capture_output=True, text=True, env=environment, timeout=540, check=False)
         report: dict[str, Any] = json.loads(done.stderr.strip().splitlines()[-1])
         return report
@@ -348,5 +353,5 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     assert len(set(continued)) >= 8  # the kills hit the run at many different rounds
     for moment in report["moments"]:
         earlier = [when for when in marks if when <= moment]
-        if earlier:  # work since the last mark is what is repeated; a second for a slow first round and the writing
-            assert moment - max(earlier) <= interval_s + 1.0
+        if earlier:  # work since the last mark is what is repeated; the rest is for a slow round and the writing
+            assert moment - max(earlier) <= interval_s + 0.8
