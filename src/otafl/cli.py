@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 DIVERGED_STATUS = 3
 SECONDS_BETWEEN_LINES = 15.0  # progress lines where there is no terminal
 
+RUN_EXAMPLES = """\b
+Examples:
+  otafl run quick
+  otafl run stationary --set algorithm.name=fedavg --seeds 0-4
+  otafl run my.toml --set training.lr=0.03 --out runs/mine
+"""  # \b keeps the lines as they are
+
 app = typer.Typer(
     name="otafl",
     help="Over-the-air federated learning: every method in one harness on the same wireless world.",
@@ -83,10 +90,10 @@ def _root(
         raise typer.Exit
 
 
-@app.command()
+@app.command(epilog=RUN_EXAMPLES)
 def run(
     config: Annotated[
-        str, typer.Argument(metavar="[CONFIG|PRESET]", help="A TOML file, or a preset: see 'otafl list presets'.")
+        str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a preset: see 'otafl list presets'.")
     ] = "quick",
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key; may be repeated.")
@@ -95,15 +102,7 @@ def run(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME-HASH.")] = None,
 ) -> int:
-    """Run a configuration; the same command continues an interrupted run.
-
-    Examples:
-      otafl run quick
-
-      otafl run stationary --set algorithm.name=fedavg --seeds 0-4
-
-      otafl run my.toml --set training.lr=0.03 --out runs/mine
-    """
+    """Run a configuration; the same command continues an interrupted run."""
     from otafl.config import load_config, parse_override
 
     chosen = dict(parse_override(text) for text in overrides or [])
