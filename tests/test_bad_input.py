@@ -332,6 +332,7 @@ COMMAND_LINE = {
     ("run", "quick", "--seeds", "a-b"): "write seeds as 0-4 or 0,2,5",
     ("run", "quick", "--seeds", "4-0"): "names no seed",
     ("run", "quick", "--device", "tpu"): "choose auto, cpu or cuda",
+    ("run", "quick", "--out", ""): "--out is empty",
     ("run", "quick", "extra"): "unexpected extra argument",
     ("list", "algorithm"): "did you mean 'algorithms'?",
     ("data", "get", "minst"): "did you mean 'mnist'?",

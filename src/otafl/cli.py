@@ -100,11 +100,13 @@ def run(
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0-4 or 0,2,5.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/NAME-HASH.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Run directory; default runs/NAME-HASH.")] = None,
 ) -> int:
     """Run a configuration; the same command continues an interrupted run."""
     from otafl.config import load_config, parse_override
 
+    if out is not None and not out.strip():  # an unset shell variable must not mean this folder
+        raise ConfigError("--out is empty; name a directory")
     chosen = dict(parse_override(text) for text in overrides or [])
     if seeds is not None:
         chosen["experiment.seeds"] = parse_seeds(seeds)
@@ -114,14 +116,14 @@ def run(
     from otafl.fold import run as run_config
 
     choose_device(device)
-    out = out or default_directory(resolved)
+    folder = Path(out) if out is not None else default_directory(resolved)
     try:
-        with Progress(resolved, f"{_headline(resolved)}\n{out}") as progress:
-            result = run_config(resolved, out=out, device=device, observer=progress)
+        with Progress(resolved, f"{_headline(resolved)}\n{folder}") as progress:
+            result = run_config(resolved, out=folder, device=device, observer=progress)
     except Interrupted as stop:
         print(f"otafl: {stop}; the same command continues from there", file=sys.stderr)
         return 128 + stop.number
-    _print_summary(result, out)
+    _print_summary(result, folder)
     return DIVERGED_STATUS if result.diverged else 0
 
 

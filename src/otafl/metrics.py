@@ -170,15 +170,7 @@ class Ledger:
             "scalar_reports": self.scalar_reports.to(torch.float64).tolist(),
         }
         columns |= {name: _ratio(value, rounds) for name, value in self.extra.items()}
-        for name in (
-            "active",
-            "bound",
-            "bound_rounds",
-            "energy_ratio",
-            "snr",
-            "noise_to_update",
-            "sent_rounds",
-        ):
+        for name in INTERVAL:
             getattr(self, name).zero_()
         self.rounds.zero_()
         for value in self.extra.values():

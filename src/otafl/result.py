@@ -28,7 +28,7 @@ from otafl.registry import in_a_line
 from otafl.rundir import RunDirectory
 from otafl.simulation import Simulation
 
-LAST_ROUNDS = 50  # accuracies are averaged over the recorded rounds r > T − 50, as in the paper
+LAST_ROUNDS = 50  # the paper's
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,6 +145,11 @@ def summarise(
     return summary
 
 
+def first_averaged(config: Config) -> int:
+    """Accuracies are averaged over the recorded rounds r above this one: T − 50, and never the untrained model."""
+    return max(0, config.experiment.rounds - LAST_ROUNDS)
+
+
 def _scores(
     config: Config,
     rounds: NDArray[np.int64],
@@ -153,7 +158,7 @@ def _scores(
 ) -> dict[str, Any]:
     """The part of a summary that follows from the rows."""
     seeds = config.experiment.seeds
-    start = max(0, config.experiment.rounds - LAST_ROUNDS)
+    start = first_averaged(config)
     scores: dict[str, Any] = {"averaged_over": f"recorded rounds r > {start}"}
     for name in ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy"):
         if name in metrics:

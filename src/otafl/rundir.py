@@ -141,21 +141,16 @@ class RunDirectory:
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None where there is still something to do."""
-        try:
-            with _explained(self.path):
-                content = (self.path / "summary.json").read_bytes()
-        except RunDirectoryError as error:
-            if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-                raise
+        if not (self.path / "summary.json").exists():
             if (self.path / "model.safetensors").exists():
                 raise RunDirectoryError(
                     f"{self.path}: has a final model but no summary.json; delete the directory to run again"
-                ) from None
+                )
             return None
         try:
-            summary = json.loads(content)
+            summary = json.loads((self.path / "summary.json").read_bytes())
             status = summary["status"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             status = None
         if status not in ("running", "complete", "failed"):
             raise RunDirectoryError(

@@ -44,7 +44,7 @@ def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str) 
             colour, line = STYLES.get(name) or next(spare, ("#999999", ":"))
             accuracy = 100 * result.metrics["test_accuracy"]
             mean = np.nanmean(accuracy, axis=0)
-            settled = result.rounds > result.rounds[-1] / 20
+            settled = result.rounds >= result.rounds[-1] / 20
             lowest = min(lowest, float(mean[settled].min()))
             axes.plot(result.rounds, mean, line, color=colour, linewidth=1.8)
             if len(accuracy) > 1:

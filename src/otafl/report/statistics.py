@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otafl.result import LAST_ROUNDS, Result
+from otafl.result import Result, first_averaged
 
 
 class Estimate(NamedTuple):
@@ -39,7 +39,7 @@ def estimate(values: NDArray[np.float64]) -> Estimate:
 
 def last_accuracy(result: Result) -> NDArray[np.float64]:
     """Per seed, the mean test accuracy in percent over the recorded rounds r > T − 50; NaN where it diverged."""
-    late = result.rounds > max(0, result.config.experiment.rounds - LAST_ROUNDS)
+    late = result.rounds > first_averaged(result.config)
     accuracy: NDArray[np.float64] = 100 * result.metrics["test_accuracy"][:, late].mean(axis=1)
     return accuracy
 
