@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import otafl
-from otafl.algorithms.truncated import active_devices, heard_mean
+from otafl.algorithms.truncated import above_threshold, heard_mean
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,14 @@ class ServerStep:
         """Start from the initial model."""
         return State(problem.initial)
 
+    def active(self, device: otafl.View, problem: otafl.Problem) -> Tensor:
+        """Who transmits: the devices whose channel is good enough."""
+        return above_threshold(device, problem, self.gamma)
+
     def step(self, state: State, round: otafl.Round) -> tuple[State, otafl.Info]:  # noqa: A002
         """Devices see `round.device`; the server only what was reported or received."""
-        active = active_devices(round, self.gamma)
-        updates = round.train(state.params, active)
-        heard = heard_mean(round, updates, active, self.gamma)
+        updates = round.train(state.params, round.active)
+        heard = heard_mean(round, updates, self.gamma)
         moved = state.params + self.server_step * round.lr * heard.mean
         params = torch.where(heard.any, moved, state.params)
         step_norm = torch.linalg.vector_norm(params - state.params, dim=-1, dtype=torch.float64)

@@ -27,7 +27,8 @@ TINY = {
     "model.hidden": [5],
     "training.local_steps": 3,
     "training.batch_size": 4,
-    "training.dtype": "float64",
+    "training.precision": "float64",
+    "training.skip_unheard": False,  # the laws are about all devices
     "cell.devices": 4,
     "radio.noise_dbm_hz": -193.0,  # 20 dB less than the paper's, so that a model this small learns something
 }

@@ -60,7 +60,7 @@ def test_noise_on_the_gpu_is_addressed_and_has_unit_variance() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 1e-4)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_seed_alone_equals_the_seed_in_a_batch(algorithm: str, dtype: str, tolerance: float) -> None:
-    overrides = {"training.dtype": dtype, "cell.devices": 6}
+    overrides = {"training.precision": dtype, "cell.devices": 6}
     batch = otafl.run(make_config(algorithm, {**overrides, "experiment.seeds": [0, 1, 2, 3, 4]}), device="cuda")
     alone = otafl.run(make_config(algorithm, {**overrides, "experiment.seeds": [3]}), device="cuda")
     scale = max(1.0, float(alone.params.abs().max()))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from otafl.engine.models import TaskShape
     from otafl.errors import OtaflError
     from otafl.fold import run
-    from otafl.radio.csi import Knowledge
+    from otafl.radio.csi import Knowledge, View
     from otafl.random import Streams
     from otafl.result import Result
     from otafl.world.data import Dataset, Split
@@ -35,6 +35,7 @@ _HOMES = {
     "TaskShape": "otafl.engine.models",
     "OtaflError": "otafl.errors",
     "Knowledge": "otafl.radio.csi",
+    "View": "otafl.radio.csi",
     "Streams": "otafl.random",
     "Result": "otafl.result",
     "run": "otafl.fold",
@@ -93,6 +94,7 @@ __all__ = [
     "Split",
     "Streams",
     "TaskShape",
+    "View",
     "__version__",
     "load_config",
     "register_algorithm",

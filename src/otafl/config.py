@@ -71,10 +71,12 @@ class Training:
     """η_0; paper: searched over 0.1 … 0.0003."""
     lr_schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
     """η_t = η_0/√(1 + t/10), or η_0."""
-    engine: Literal["batched", "reference"] = "batched"
-    """All devices at once, or the readable loop that is its oracle."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Precision of models and training; channel algebra is always float64."""
+    engine: Literal["auto", "preactivation", "batched", "reference"] = "auto"
+    """Pre-activation space where the model allows it and it pays, else "batched"; or the readable loop."""
+    precision: Literal["float32", "tf32", "float64"] = "float32"
+    """Of models and training ("tf32": products on a GPU; else as float32); channel algebra is always float64."""
+    skip_unheard: bool = True
+    """Leave a device untrained that will never transmit again, where only x^t is recorded; x^t is the same."""
 
     def lr_at(self, t: int) -> float:
         """η_t."""

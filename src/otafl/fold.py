@@ -123,7 +123,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
             recorded = done % eval_every == 0 or done == num_rounds
             row = None
             if recorded or sim.device.type == "cpu":
-                sim.guard.check()
+                sim.check()
             if recorded:
                 alive = (ledger.diverged_at < 0).tolist()
                 if not any(alive):
@@ -135,7 +135,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
             now = time.monotonic()
             due = now - last_saved >= config.experiment.checkpoint_s and done < num_rounds
             if directory is not None and (due or stop):
-                sim.guard.check()
+                sim.check()
                 directory.save_checkpoint(
                     Checkpoint(done, earlier_s + now - started, _tensors(state, ledger), recorder.text)
                 )
@@ -241,12 +241,16 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
     """A state like the template with the tensors of a checkpoint."""
     named = _part(tensors, "state", device)
 
+    def fill(value: Tensor, name: str) -> Tensor:
+        saved = named.pop(name)
+        return value.copy_(saved) if value.shape == saved.shape else saved  # keeps the layout of the memory
+
     def rebuild(node: Any, prefix: str) -> Any:
         values = {}
         for f in dataclasses.fields(node):
             value = getattr(node, f.name)
             name = prefix + f.name
-            values[f.name] = rebuild(value, f"{name}.") if dataclasses.is_dataclass(value) else named.pop(name)
+            values[f.name] = rebuild(value, f"{name}.") if dataclasses.is_dataclass(value) else fill(value, name)
         return dataclasses.replace(node, **values)
 
     try:

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from otafl.algorithms.base import Info, Problem, Round, Step
 from otafl.config import Config
-from otafl.engine.batches import BatchSampler
+from otafl.engine.batches import shared_sampler
 from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
-from otafl.engine.training import ENGINES
+from otafl.engine.preactivation import PreactivationEngine, suits
+from otafl.engine.rows import Schedule
+from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
 from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.metrics import RESERVED_COLUMNS
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
@@ -28,8 +30,6 @@ from otafl.random import Streams
 from otafl.registry import guarded
 from otafl.world.channel import Trajectory, trajectory
 from otafl.world.data import Dataset, load_dataset
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Simulation:
@@ -46,21 +46,22 @@ class Simulation:
         self._extra: set[str] | None = None  # the method's own columns, known after the first round
         self.seeds = config.experiment.seeds
         self.algorithm = config.algorithm.spec
-        self.dtype = DTYPES[config.training.dtype]
         dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
         self.shares = [_share_out(config, dataset, seed) for seed in self.seeds]
         build = builder(config.model.name, config.model.spec, dataset)
         if model is not None:  # a user's own module, weights and all
             build = functools.partial(copy.deepcopy, model)
-        self.objective = Objective(build, dataset, device, self.dtype)
+        self.objective = Objective(build, dataset, device, config.training.precision)
+        self.dtype = self.objective.dtype
         self.test = self.objective.on_device(dataset.test)
         self.validation = self._validation(dataset)
         self.worlds = [self._world(seed) for seed in self.seeds]
-        self._channel: dict[Quantity, Tensor] = {
+        host_channel: dict[Quantity, Tensor] = {
             "h": self._stacked(lambda world: world.coeff),
             "mean_gain": self._stacked(lambda world: world.mean_gain),
             "distance_m": self._stacked(lambda world: world.distance_m),
         }
+        self._channel = {quantity: values.to(device) for quantity, values in host_channel.items()}
         self.noise_var_j = config.radio.noise_var_j
         num_params = self.objective.num_params
         self._air: Air | IdealAir = IdealAir(num_params)
@@ -68,22 +69,23 @@ class Simulation:
             source = noise or addressed_noise(device, self.dtype)
             self._air = Air(self.seeds, num_params, self.noise_var_j, source)
         self.guard = EnergyGuard(config.algorithm.name, self.seeds, num_params * config.radio.symbol_energy_j, device)
-        self._engine = ENGINES[config.training.engine]()
-        self.sampler = BatchSampler(
-            self.seeds,
-            self.shares,
-            config.training.local_steps,
-            config.training.batch_size,
-            config.training.batches,
+        training = config.training
+        self.sampler = shared_sampler(
+            self.seeds, self.shares, training.local_steps, training.batch_size, training.batches, device
         )
+        self._engine = self._choose_engine()
         self.problem = Problem(
             num_devices=config.cell.devices,
             num_params=num_params,
             symbol_energy_j=config.radio.symbol_energy_j,
             noise_var_j=self.noise_var_j,
             initial=self.objective.initial(self.seeds),
-            server=self._view("server", 0),
+            server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
         )
+        mask = (len(self.seeds), config.cell.devices)
+        self._everyone = Schedule(np.ones((1, *mask), dtype=np.bool_), device)
+        self._active, self._useful = self._foresee(host_channel)
+        self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
 
     def init(self) -> Any:
         """The algorithm's state before round 0."""
@@ -104,26 +106,37 @@ class Simulation:
         self._check_state("step", state)
         self._check_info(info)
         spent = round_.close()
+        self._strays |= spent.strays
         finite = state.params.isfinite().all(-1)
         return Step(state, info, spent, self.guard.note(t, spent.energy_j, finite), finite)
 
     def round_at(self, t: int) -> Round:
         """The instruments of round t."""
+        now = {quantity: rounds[t] for quantity, rounds in self._channel.items()}
         return Round(
             owner=self.config.algorithm.name,
             problem=self.problem,
             t=t,
             lr=self.config.training.lr_at(t),
             seeds=self.seeds,
-            device=self._view("device", t),
-            server=self._view("server", t),
-            coeff=self._channel["h"][t],
+            device=self._view("device", now),
+            server=self._view("server", now),
+            coeff=now["h"],
             engine=self._engine,
             objective=self.objective,
             sampler=self.sampler,
             local_steps=self.config.training.local_steps,
             air=self._air,
+            everyone=self._everyone.at(0),
+            active=None if self._active is None else self._active.at(t),
+            useful=None if self._useful is None else self._useful.at(t),
         )
+
+    def check(self) -> None:
+        """Raise if a device exceeded the energy limit, or was heard though its method had declared it silent."""
+        self.guard.check()
+        if bool(self._strays.any()):
+            raise PluginError(f"{self._who}: a device reports or transmits that `active` says is silent")
 
     def mean_params(self, state: Any) -> Tensor:
         """x̄, the mean of the devices' models, [S, P]; the server model where devices keep none of their own."""
@@ -135,12 +148,43 @@ class Simulation:
     def _who(self) -> str:
         return f"algorithm {self.config.algorithm.name}"
 
-    def _view(self, side: str, t: int) -> View:
+    def _choose_engine(self) -> Engine:
+        training = self.config.training
+        num_images = training.batch_size * (training.local_steps if training.batches == "per_step" else 1)
+        match training.engine:
+            case "reference":
+                return ReferenceEngine()
+            case "preactivation" if self.objective.head is None:
+                raise ConfigError(
+                    f'training.engine = "preactivation": model {self.config.model.name} does not begin with a linear '
+                    'layer on the input; use "auto"'
+                )
+            case "preactivation":
+                return PreactivationEngine()
+            case "auto" if suits(self.objective, num_images):
+                return PreactivationEngine()
+        return BatchedEngine()
+
+    def _foresee(self, channel: dict[Quantity, Tensor]) -> tuple[Schedule | None, Schedule | None]:
+        """Who transmits in each round, and who does so then or later, where the method can tell beforehand."""
+        if not hasattr(self.algorithm, "active"):
+            return None, None
+        view = self._view("device", channel)
+        active = self._guarded("active", lambda: self.algorithm.active(view, self.problem))
+        shape = channel["h"].shape
+        if not isinstance(active, Tensor) or active.shape != shape or active.dtype != torch.bool:
+            raise PluginError(f"{self._who}: active() must give a boolean mask of shape {tuple(shape)}")
+        transmits = active.cpu().numpy()
+        useful = None
+        if self.config.training.skip_unheard and not {"mean", "consensus"} & set(self.config.experiment.record):
+            useful = Schedule(np.flip(np.logical_or.accumulate(np.flip(transmits, 0), axis=0), 0).copy(), self.device)
+        return Schedule(transmits, self.device), useful
+
+    def _view(self, side: str, values: Mapping[Quantity, Tensor]) -> View:
         knowledge = getattr(self.algorithm, "knowledge", None)
         if not isinstance(knowledge, Knowledge):
             raise PluginError(f"{self._who}: declare `knowledge = otafl.Knowledge(...)`: what it reads of the channel")
         allowed = knowledge.device if side == "device" else knowledge.server
-        values = {quantity: rounds[t] for quantity, rounds in self._channel.items()}
         return View(self.config.algorithm.name, side, allowed, values)
 
     def _world(self, seed: int) -> Trajectory:
@@ -155,8 +199,8 @@ class Simulation:
         )
 
     def _stacked(self, part: Callable[[Trajectory], Any]) -> Tensor:
-        """[T, S, M] on the compute device."""
-        return torch.from_numpy(np.stack([part(world) for world in self.worlds], axis=1)).to(self.device)
+        """[T, S, M] on the host."""
+        return torch.from_numpy(np.stack([part(world) for world in self.worlds], axis=1))
 
     def _validation(self, dataset: Dataset) -> Examples | None:
         if "validation" not in self.config.experiment.record:

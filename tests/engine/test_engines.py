@@ -95,7 +95,7 @@ def test_learning_rate_schedules() -> None:
 
 def test_paper_network_has_814090_parameters_and_starts_alike_everywhere(mnist: Any) -> None:
     config = otafl.load_config("stationary", {"experiment.seeds": [0], "experiment.rounds": 1})
-    single, double = simulate(config), simulate(config.replace({"training.dtype": "float64"}))
+    single, double = simulate(config), simulate(config.replace({"training.precision": "float64"}))
     assert single.objective.num_params == 814_090
     assert torch.equal(single.problem.initial.to(torch.float64), double.problem.initial)
 
@@ -181,7 +181,7 @@ def frozen() -> nn.Module:
 )
 def test_modules_that_cannot_be_used_are_refused(module: nn.Module, line: str) -> None:
     with pytest.raises(PluginError, match=line):
-        otafl.run(make_config("fedavg", {"training.dtype": "float32"}), model=module)
+        otafl.run(make_config("fedavg", {"training.precision": "float32"}), model=module)
 
 
 def test_any_module_can_be_passed() -> None:

@@ -178,4 +178,4 @@ def test_updates_are_invalid_once_their_tensors_are_written(write: str) -> None:
     target: Any = end if write == "end" else start
     target[0, 0] = 5.0
     with pytest.raises(RuntimeError, match="no longer valid"):
-        updates.superpose(torch.ones((1, 2)))
+        updates.superpose(torch.ones((1, 2)), everyone)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 Pruning = Literal["references", "paper"]
 FREE = -1
+GPU_ROWS = 8  # rows by which a buffer on a GPU grows
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,22 @@ class Anchors:
         """Mean anchor of the devices `who`, [S, P]; 0 where there are none."""
         references = torch.zeros(self.index.shape, dtype=torch.float64, device=self.pool.device)
         references.scatter_add_(1, self.slot, who.to(torch.float64))
-        share = references / references.sum(-1, keepdim=True).clamp(min=1.0)
-        return torch.einsum("sk,skp->sp", share.to(self.pool.dtype), self.pool)
+        share = (references / references.sum(-1, keepdim=True).clamp(min=1.0)).to(self.pool.dtype)
+        if self.pool.device.type != "cpu":
+            return torch.einsum("sk,skp->sp", share, self.pool)
+        mean = self.pool.new_zeros(self.pool.shape[0], self.pool.shape[2])
+        for s, row in share.nonzero().tolist():
+            mean[s].add_(self.pool[s, row], alpha=float(share[s, row]))
+        return mean
 
     def receive(self, params: Tensor, r: int, who: Tensor, pruning: Pruning, in_place: bool) -> "Anchors":
         """The devices `who` receive x^r [S, P]; models that the pruning rule no longer keeps are dropped."""
         kept = self._kept(~who, pruning)
         pool, index = self.pool, torch.where(kept, self.index, FREE)
-        if self._needs_row(kept, who, pruning):
-            pool = torch.cat([pool, pool.new_zeros(len(pool), 1, pool.shape[2])], dim=1)
-            index = torch.nn.functional.pad(index, (0, 1), value=FREE)
+        missing = self._missing_rows(kept, who, r, pruning)
+        if missing:
+            pool = torch.cat([pool, pool.new_zeros(len(pool), missing, pool.shape[2])], dim=1)
+            index = torch.nn.functional.pad(index, (0, missing), value=FREE)
         elif not in_place:
             pool = pool.clone()
         heard = who.any(-1)
@@ -71,8 +78,9 @@ class Anchors:
         oldest = torch.where(others, self.index.gather(1, self.slot), newest).min(dim=-1, keepdim=True).values
         return (self.index != FREE) & (self.index >= oldest)
 
-    def _needs_row(self, kept: Tensor, who: Tensor, pruning: Pruning) -> bool:
-        """Whether a new model finds no free row; a GPU is not asked but given a row until m are there."""
-        if self.pool.device.type != "cpu":
-            return pruning == "paper" or kept.shape[1] < who.shape[1]
-        return bool((kept.all(-1) & who.any(-1)).any())
+    def _missing_rows(self, kept: Tensor, who: Tensor, r: int, pruning: Pruning) -> int:
+        """Rows that a new model still needs; a GPU is not asked but given rows ahead, up to one per model there is."""
+        if self.pool.device.type == "cpu":
+            return int((kept.all(-1) & who.any(-1)).any())
+        most = r + 1 if pruning == "paper" else min(r + 1, who.shape[1])
+        return GPU_ROWS if kept.shape[1] < most else 0

@@ -5,6 +5,11 @@ An algorithm is a frozen dataclass of hyper-parameters with
     knowledge: ClassVar[Knowledge]     what it reads of the channel, on which side
     init(problem) -> State             a dataclass of tensors with a field `params` [S, P], the server model
     step(state, round) -> (State, Info)
+    active(device, problem) -> mask    optional: who transmits, where the devices' view alone decides it
+
+With `active` the simulator knows beforehand who will transmit, in all rounds at once: shapes have the rounds in
+front, [T, S, M]. A round then has that mask as `round.active`, no round waits for a GPU to learn it, and only
+these devices may report and transmit.
 
 State is what the next round needs, Info is diagnostics. A method touches the world only through the
 instruments of its Round: devices compute from `round.device` and what was broadcast; what the server uses must
@@ -27,12 +32,15 @@ from torch import Tensor
 
 from otafl.engine.batches import BatchSampler
 from otafl.engine.objective import Objective
+from otafl.engine.rows import announce, rows_of
 from otafl.engine.training import Engine, LocalWork
-from otafl.engine.updates import Updates, own_references, shared_reference
+from otafl.engine.updates import Updates
 from otafl.errors import PluginError
 from otafl.radio.air import Air, IdealAir, Transmission, check_mask
 from otafl.radio.csi import Knowledge, Reports, View
 from otafl.random import Streams
+
+ALIGNMENT = 32  # elements: the largest alignment that matrix products on a GPU ask for
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,13 @@ class Problem:
     """x^0, [S, P]."""
     server: View
     """What the server declared to know, at round 0."""
+
+    def device_models(self) -> Tensor:
+        """x^0 for every device, [S, M, P], each in memory aligned for matrix products."""
+        num_seeds, num_params = self.initial.shape
+        aligned = -(-num_params // ALIGNMENT) * ALIGNMENT
+        models = self.initial.new_empty(num_seeds, self.num_devices, aligned)[..., :num_params]
+        return models.copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
 
 
 @dataclass(frozen=True)
@@ -98,8 +113,13 @@ class Round:
         sampler: BatchSampler,
         local_steps: int,
         air: Air | IdealAir,
+        everyone: Tensor,
+        active: Tensor | None,
+        useful: Tensor | None,
     ) -> None:
         self.problem, self.t, self.lr, self.seeds = problem, t, lr, seeds
+        self.everyone = everyone
+        self._active, self._useful = active, useful
         self.device, self.server = device, server
         self.donates = engine.donates
         self._owner, self._coeff, self._air = owner, coeff, air
@@ -109,26 +129,39 @@ class Round:
         self._transmissions: list[Transmission] = []
         self._energy_j = torch.zeros(coeff.shape, dtype=torch.float64, device=coeff.device)
         self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=coeff.device)
+        self._strays = torch.zeros(len(seeds), dtype=torch.bool, device=coeff.device)
 
-    def train(self, start: Tensor, who: Tensor | None = None) -> Updates:
+    @property
+    def active(self) -> Tensor:
+        """Who transmits in this round, as the method's `active` decides, bool [S, M]."""
+        if self._active is None:
+            raise PluginError(f"algorithm {self._owner}: round.active needs a method `active(device, problem)`")
+        return self._active
+
+    def train(
+        self, start: Tensor, who: Tensor | None = None, reference: tuple[Tensor, Tensor] | None = None
+    ) -> Updates:
         """Local training from a shared model [S, P] or from each device's own [S, M, P].
 
         Devices outside `who` do not train: their update is 0. Unit: (end − start)/lr.
+
+        With a `reference`, models [S, K, P] and the one of each device [S, M], updates are (end − reference)/lr,
+        and devices' own start models become the end points where `round.donates`. Then, too, a device that will
+        not transmit in this round or any later one may be left as it is: nobody will ever hear of it.
         """
         shape = self._check("train()")
-        if start.dim() == 2:
-            pool, slot = shared_reference(start, shape[1])
-        else:
-            pool, slot = own_references(start)
-        if (*pool.shape[:1], slot.shape[1], pool.shape[2]) != (*shape, self._objective.num_params):
+        size = self._objective.num_params
+        if start.shape not in ((shape[0], size), (*shape, size)) or (reference is not None and start.dim() == 2):
             raise PluginError(
-                f"algorithm {self._owner}: train() needs models of shape [S, P] or [S, M, P], got {tuple(start.shape)}"
+                f"algorithm {self._owner}: train() needs models of shape [S, P] or, with a reference, [S, M, P]; got "
+                f"{tuple(start.shape)}"
             )
-        who = torch.ones(shape, dtype=torch.bool, device=start.device) if who is None else who
+        if who is None:
+            who = self.everyone if reference is None or self._useful is None else self._useful
         check_mask(self._owner, "train()", who, shape)
-        batches = self._sampler.at(self.t).to(start.device)
-        work = LocalWork(self._objective, pool, slot, who, batches, self._local_steps, self.lr)
-        return Updates(self._engine.train(work), pool, slot, self.lr)
+        batches = self._sampler.at(self.t)
+        work = LocalWork(self._objective, start, rows_of(who), batches, self._local_steps, self.lr, reference)
+        return self._engine.train(work)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
         """Devices `who` tell the server one real number each, error-free; counted in the ledger."""
@@ -137,7 +170,8 @@ class Round:
         if not isinstance(values, Tensor) or values.shape != shape or values.is_complex():
             raise PluginError(f"algorithm {self._owner}: report() needs one real value per device, of shape {shape}")
         self._scalars += who.sum(-1)
-        return Reports(torch.where(who, values, torch.zeros_like(values)), who.clone())
+        self._note_strays(who)
+        return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
 
     def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Tensor:
         """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what is heard, [S, P]."""
@@ -150,6 +184,7 @@ class Round:
             got = tuple(tx_scale.shape) if isinstance(tx_scale, Tensor) else type(tx_scale).__name__
             raise PluginError(f"algorithm {self._owner}: uplink() needs tx_scale of shape {shape}, got {got}")
         check_mask(self._owner, "uplink()", who, shape)
+        self._note_strays(who)
         heard, transmission = self._air.uplink(signal, tx_scale, who, self._coeff, self.t, len(self._transmissions))
         self._transmissions.append(transmission)
         self._energy_j += transmission.energy_j
@@ -162,7 +197,12 @@ class Round:
     def close(self) -> "Spent":
         """End the round: its instruments no longer work. Returns what it spent."""
         self._open = False
-        return Spent(tuple(self._transmissions), self._energy_j, self._scalars)
+        return Spent(tuple(self._transmissions), self._energy_j, self._scalars, self._strays)
+
+    def _note_strays(self, who: Tensor) -> None:
+        """Remember devices that report or transmit though the method's `active` says that they are silent."""
+        if self._active is not None and who is not self._active:
+            self._strays |= (who & ~self._active).any(-1)
 
     def _check(self, call: str) -> tuple[int, int]:
         """The shape [S, M], if the round is still going on."""
@@ -179,6 +219,8 @@ class Spent(NamedTuple):
     """Energy of every device, float64 [S, M]."""
     scalars: Tensor
     """Reported scalars, int [S]."""
+    strays: Tensor
+    """Whether a device was heard that the method had declared silent, bool [S]."""
 
 
 class Step(NamedTuple):

@@ -14,7 +14,6 @@ Departures: weights are uniform, not proportional to data.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
@@ -43,8 +42,6 @@ class FedAvg:
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """All devices train from x^t and the server averages."""
         updates = round.train(state.params)
-        shape = (len(state.params), round.problem.num_devices)
-        everyone = torch.ones(shape, dtype=torch.bool, device=state.params.device)
-        weights = everyone.to(torch.float64) / round.problem.num_devices
-        mean_update = round.uplink(updates, weights, everyone)
-        return State(state.params + round.lr * mean_update), Info(active=everyone)
+        weights = round.everyone.double() / round.problem.num_devices
+        mean_update = round.uplink(updates, weights, round.everyone)
+        return State(state.params + round.lr * mean_update), Info(active=round.everyone)

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from otafl.algorithms.anchors import Anchors, Pruning
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import Gamma, active_devices, heard_mean
-from otafl.radio.csi import Knowledge
+from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
+from otafl.engine.rows import replace_rows
+from otafl.radio.csi import Knowledge, View
 
 
 @dataclass(frozen=True)
@@ -54,25 +55,28 @@ class FedOAG:
         """Line 2: every device starts from x^0 and has it as its anchor."""
         return State(
             params=problem.initial,
-            local_params=problem.initial[:, None, :].repeat(1, problem.num_devices, 1),
+            local_params=problem.device_models(),
             anchors=Anchors.initial(problem.initial, problem.num_devices),
         )
+
+    def active(self, device: View, problem: Problem) -> Tensor:
+        """Line 10."""
+        return above_threshold(device, problem, self.gamma)
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Lines 4–28."""
         # Lines 4–9, all devices: train from the own, possibly stale, model; measure against the anchor.
-        updates = round.train(state.local_params)
-        innovation = updates.relative_to(state.anchors.pool, state.anchors.slot)
+        innovation = round.train(state.local_params, reference=(state.anchors.pool, state.anchors.slot))
 
         # Lines 10–18: the active devices report norms and send; the server recovers the mean innovation.
-        heard = heard_mean(round, innovation, active_devices(round, self.gamma), self.gamma)
+        heard = heard_mean(round, innovation, self.gamma)
 
         # Line 19 and line 26: add the mean anchor; if nobody was active, keep the model.
         rebuilt = round.lr * heard.mean + state.anchors.mean(heard.who)
         params = torch.where(heard.any, rebuilt, state.params)
 
         # Lines 20–28: postponed broadcast to the active devices only; the others keep what they trained.
+        local_params = replace_rows(innovation.end, heard.who, params, round.donates)
         anchors = state.anchors.receive(params, round.t + 1, heard.who, self.pruning, round.donates)
-        local_params = torch.where(heard.who[..., None], params[:, None, :], updates.end)
         info = Info(active=heard.who, norm_bound=heard.norm_bound, anchors=anchors.count())
         return State(params, local_params, anchors), info

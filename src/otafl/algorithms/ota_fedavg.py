@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import Gamma, active_devices, heard_mean
-from otafl.radio.csi import Knowledge
+from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
+from otafl.radio.csi import Knowledge, View
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,13 @@ class OTAFedAvg:
         """Start from x^0."""
         return State(problem.initial)
 
+    def active(self, device: View, problem: Problem) -> Tensor:
+        """FedOAG's line 10."""
+        return above_threshold(device, problem, self.gamma)
+
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Active devices train from x^t; the work of silent ones would be thrown away, so they do not."""
-        active = active_devices(round, self.gamma)
-        updates = round.train(state.params, active)
-        heard = heard_mean(round, updates, active, self.gamma)
+        updates = round.train(state.params, round.active)
+        heard = heard_mean(round, updates, self.gamma)
         params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
         return State(params), Info(active=heard.who, norm_bound=heard.norm_bound)

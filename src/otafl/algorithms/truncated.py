@@ -12,8 +12,9 @@ from typing import Annotated
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from otafl.algorithms.base import Round
+from otafl.algorithms.base import Problem, Round
 from otafl.engine.updates import Updates
+from otafl.radio.csi import View
 from otafl.radio.scaling import inversion_threshold, truncated_inversion
 
 Gamma = Annotated[float, Ge(1e-25), Le(1e6)]
@@ -34,14 +35,14 @@ class Heard:
     """B_t, [S]."""
 
 
-def active_devices(round: Round, gamma: float) -> Tensor:  # noqa: A002
-    """Line 10: A = {i : |h_i| ≥ γ/√(d E_s)}, bool [S, M], known to the devices."""
-    problem = round.problem
-    return round.device.h.abs() >= inversion_threshold(gamma, problem.num_params, problem.symbol_energy_j)
+def above_threshold(device: View, problem: Problem, gamma: float) -> Tensor:
+    """Line 10: A = {i : |h_i| ≥ γ/√(d E_s)}, a mask, known to the devices."""
+    return device.h.abs() >= inversion_threshold(gamma, problem.num_params, problem.symbol_energy_j)
 
 
-def heard_mean(round: Round, vectors: Updates, active: Tensor, gamma: float) -> Heard:  # noqa: A002
+def heard_mean(round: Round, vectors: Updates, gamma: float) -> Heard:  # noqa: A002
     """Lines 12–18: report norms, learn B_t, send (γ/h_i) Δ_i/B_t, rescale by B_t/(γ|A|)."""
+    active = round.active
     reports = round.report(vectors.norms(active), active)
     norm_bound = reports.max()  # B_t, computed by the server and sent back
     tx_scale = truncated_inversion(gamma, round.device.h, active, norm_bound)

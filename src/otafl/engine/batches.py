@@ -4,8 +4,9 @@ Knows: devices' shares of the data, batch sizes.
 Does not know: features, models, who transmits.
 """
 
+import hashlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from otafl.random import Streams
 
 Batches = Literal["per_step", "per_round"]
+KEPT_INDICES = 2**27  # image indices of one sampler that stay on a GPU
 
 
 class BatchSampler:
@@ -31,25 +33,33 @@ class BatchSampler:
         local_steps: int,
         batch_size: int,
         batches: Batches,
+        device: torch.device | None = None,
     ) -> None:
-        self._seeds, self._local_steps, self._batch_size, self._batches = (
-            seeds,
-            local_steps,
-            batch_size,
-            batches,
-        )
+        self._seeds, self._device = seeds, device or torch.device("cpu")
+        self._shape = (local_steps if batches == "per_step" else 1, batch_size)
         self._images = [np.concatenate(share) for share in shares]
         self._counts = [np.array([len(part) for part in share]) for share in shares]
+        self._drawn: dict[int, Tensor] = {}
+        num_devices = len(self._counts[0])
+        self._kept = KEPT_INDICES // (len(seeds) * num_devices * self._shape[0] * batch_size)
 
     def at(self, t: int) -> Tensor:
-        """Image indices of round t on the host, [S, M, steps, batch]; one step's worth if drawn per round."""
-        steps = self._local_steps if self._batches == "per_step" else 1
+        """Image indices of round t, [S, M, steps, batch]; one step's worth if drawn per round.
+
+        On a GPU the first rounds stay there, for the next method of the process.
+        """
+        if t in self._drawn:
+            return self._drawn[t]
         rows = []
         for seed, images, counts in zip(self._seeds, self._images, self._counts, strict=True):
-            uniform = Streams(seed).at("batches", t).random((len(counts), steps, self._batch_size))
+            uniform = Streams(seed).at("batches", t).random((len(counts), *self._shape))
+            uniform *= counts[:, None, None]
             first = np.cumsum(counts) - counts
-            rows.append(images[first[:, None, None] + (uniform * counts[:, None, None]).astype(np.int64)])
-        return torch.from_numpy(np.stack(rows))
+            rows.append(images[first[:, None, None] + uniform.astype(np.int64)])
+        drawn = torch.from_numpy(np.stack(rows)).to(self._device)
+        if self._device.type != "cpu" and t < self._kept:
+            self._drawn[t] = drawn
+        return drawn
 
     def image_weights(self, num_images: int) -> Tensor:
         """Weight 1/(m n_i) of every training image in F = (1/m) Σ F_i, [S, N]."""
@@ -57,3 +67,28 @@ class BatchSampler:
         for row, images, counts in zip(weights, self._images, self._counts, strict=True):
             row[images] = np.repeat(1.0 / (len(counts) * counts), counts)
         return torch.from_numpy(weights)
+
+
+_samplers: dict[Any, BatchSampler] = {}  # the newest two
+
+
+def shared_sampler(
+    seeds: tuple[int, ...],
+    shares: Sequence[Sequence[NDArray[np.int64]]],
+    local_steps: int,
+    batch_size: int,
+    batches: Batches,
+    device: torch.device,
+) -> BatchSampler:
+    """The sampler of these arguments that an earlier run of this process left, or a new one."""
+    digest = hashlib.blake2b()
+    for share in shares:
+        for part in share:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part.tobytes())
+    key = (digest.digest(), seeds, local_steps, batch_size, batches, device)
+    sampler = _samplers.pop(key, None) or BatchSampler(seeds, shares, local_steps, batch_size, batches, device)
+    _samplers[key] = sampler
+    while len(_samplers) > 2:
+        del _samplers[next(iter(_samplers))]
+    return sampler

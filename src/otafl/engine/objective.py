@@ -5,19 +5,24 @@ Does not know: devices, rounds, channels.
 """
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from otafl.engine.head import find_head
 from otafl.engine.models import seeded_build
 from otafl.errors import PluginError
 from otafl.random import Streams
 from otafl.registry import in_a_line
 from otafl.world.data import Dataset, Loss, Split
 
-EVALUATION_IMAGES = 2_000  # images per forward pass
+EVALUATION_IMAGES = {"cpu": 2_000, "cuda": 10_000}  # images per forward pass
+Precision = Literal["float32", "tf32", "float64"]
+DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
 
 def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
@@ -56,23 +61,28 @@ class Objective:
     """
 
     def __init__(
-        self, build: Callable[[], nn.Module], dataset: Dataset, device: torch.device, dtype: torch.dtype
+        self, build: Callable[[], nn.Module], dataset: Dataset, device: torch.device, precision: Precision
     ) -> None:
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.tf32 = device, DTYPES[precision], precision == "tf32"
         self._build = build
-        self._module = seeded_build(build, 0).to(device=device, dtype=dtype)
+        self._module = seeded_build(build, 0).to(device=device, dtype=self.dtype)
         self._shapes = {name: value.shape for name, value in self._module.named_parameters()}
         self.num_params = sum(shape.numel() for shape in self._shapes.values())
         self._example_loss = LOSSES[dataset.loss]
-        self._classifies = dataset.loss == "cross_entropy"
+        self.classifies = dataset.loss == "cross_entropy"
         self.num_classes = dataset.num_classes
         self.train = self.on_device(dataset.train)
         self._try()
+        self.head = find_head(self._module) if self.train.features.dim() == 2 else None
+        """The first layer, where it is linear in the input."""
 
     def on_device(self, split: Split) -> Examples:
         """A split as tensors of this objective's device and dtype."""
-        features = torch.from_numpy(split.features).to(device=self.device, dtype=self.dtype)
-        return Examples(features, torch.from_numpy(split.targets).to(self.device))
+        return _on_device(split, self.device, self.dtype)
+
+    def products(self) -> AbstractContextManager[None]:
+        """While inside, matrix products have this objective's precision."""
+        return _tf32_products() if self.tf32 and self.device.type == "cuda" else nullcontext()
 
     def _try(self) -> None:
         """Fail early, in one line, if the module does not fit the data or cannot be trained in a batch."""
@@ -88,7 +98,7 @@ class Objective:
             raise PluginError(f"model: cannot be trained on features of shape {shape}: {in_a_line(error)}") from error
         if losses.shape != targets.shape:
             raise PluginError(f"model: output of shape {tuple(output.shape)} does not give one loss per example")
-        if self._classifies and output.shape[-1] != self.num_classes:
+        if self.classifies and output.shape[-1] != self.num_classes:
             raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
 
     def initial(self, seeds: tuple[int, ...]) -> Tensor:
@@ -100,16 +110,22 @@ class Objective:
         return torch.stack(rows).to(device=self.device, dtype=self.dtype)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of [..., P] as named parameters [..., *shape]."""
-        views, offset = {}, 0
+        """Views of [..., P] as named parameters [..., *shape]; of fewer columns, the last parameters."""
+        views, offset = {}, flat.shape[-1] - self.num_params
         for name, shape in self._shapes.items():
+            if offset < 0:
+                offset += shape.numel()
+                continue
             views[name] = flat[..., offset : offset + shape.numel()].view(flat.shape[:-1] + shape)
             offset += shape.numel()
         return views
 
     def loss(self, params: dict[str, Tensor], features: Tensor, targets: Tensor) -> Tensor:
         """Mean loss over a batch: what a local step descends."""
-        output = functional_call(self._module, params, (features,))
+        return self.output_loss(functional_call(self._module, params, (features,)), targets)
+
+    def output_loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss of a model's output."""
         return self._example_loss(output, targets).mean()
 
     def _example_scores(self, params: dict[str, Tensor], features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,13 +138,13 @@ class Objective:
         total = torch.zeros(len(flat), dtype=torch.float64, device=self.device)
         correct = torch.zeros(len(flat), dtype=torch.int64, device=self.device)
         scores = vmap(self._example_scores, in_dims=(0, None, None))
-        with torch.no_grad():
+        with torch.no_grad(), self.products():
             for features, targets in _chunks(examples):
                 chunk_loss, chunk_correct = scores(self.unflatten(flat), features, targets)
                 total += chunk_loss
                 correct += chunk_correct
         count = len(examples.targets)
-        return Scores(total / count, correct.to(torch.float64) / count if self._classifies else None)
+        return Scores(total / count, correct.to(torch.float64) / count if self.classifies else None)
 
     def grad_norm_sq(self, flat: Tensor, weights: Tensor) -> Tensor:
         """‖∇F(x)‖² of every row of [S, P] for F = Σ_n weights_n · loss_n over the training set, weights [S, N]."""
@@ -152,7 +168,25 @@ class Objective:
         return torch.stack([torch.as_tensor(value) for value in result])
 
 
+@lru_cache(maxsize=6)
+def _on_device(split: Split, device: torch.device, dtype: torch.dtype) -> Examples:
+    """A split on a device, shared by the runs of a process."""
+    features = torch.from_numpy(split.features).to(device=device, dtype=dtype)
+    return Examples(features, torch.from_numpy(split.targets).to(device))
+
+
+@contextmanager
+def _tf32_products() -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def _chunks(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-    for start in range(0, len(examples.targets), EVALUATION_IMAGES):
-        stop = start + EVALUATION_IMAGES
+    chunk = EVALUATION_IMAGES[examples.targets.device.type]
+    for start in range(0, len(examples.targets), chunk):
+        stop = start + chunk
         yield examples.features[start:stop], examples.targets[start:stop]

@@ -1,9 +1,10 @@
-"""Local training: s steps of SGD on every device, by a readable reference and by a batched engine.
+"""Local training: s steps of SGD on every device, by a readable reference and by an engine for any model.
 
-The two must agree: float64 to 1e-9.
+All engines must agree: float64 to 1e-9. The fastest, for models that begin with a linear layer, is in
+`otafl.engine.preactivation`.
 
 Knows: the objective, batches, learning rates.
-Does not know: channels, methods, what becomes of the end points.
+Does not know: channels, methods, what becomes of the updates.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from otafl.engine.objective import Objective
+from otafl.engine.rows import Rows
+from otafl.engine.updates import Updates, own_references, shared_reference
 
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}  # parameters of the device models trained at once
 
@@ -23,26 +26,44 @@ class LocalWork:
     """What the devices have to do in one round."""
 
     objective: Objective
-    pool: Tensor
-    """Start models, [S, K, P]."""
-    slot: Tensor
-    """Which of them each device starts from, int [S, M]."""
-    who: Tensor
-    """Devices that train, bool [S, M]."""
+    start: Tensor
+    """A model for all, [S, P], or one per device, [S, M, P]."""
+    rows: Rows
+    """Devices that train."""
     batches: Tensor
     """Image indices, [S, M, steps, batch]; one step's worth if a round has one batch."""
     steps: int
     lr: float
+    reference: tuple[Tensor, Tensor] | None = None
+    """Models that the end points are measured against, where that is not the start: pool and slots of `Updates`."""
+
+    @property
+    def overwrites(self) -> bool:
+        """Whether an engine may train in place: every device has its own model, and nobody asks for its start."""
+        return self.reference is not None
+
+    def updates(self, end: Tensor) -> Updates:
+        """The end points [S, M, P] as updates."""
+        if self.reference is not None:
+            return Updates(end, *self.reference, self.lr)
+        pool, slot = shared_reference(self.start, end.shape[1]) if self.start.dim() == 2 else own_references(self.start)
+        return Updates(end, pool, slot, self.lr)
+
+    def models(self) -> Tensor:
+        """A fresh copy of every device's start model, [S, M, P]."""
+        if self.start.dim() == 3:
+            return self.start.clone()
+        return self.start[:, None, :].repeat(1, self.batches.shape[1], 1)
 
 
 class Engine(Protocol):
     """A way to do local work."""
 
     donates: bool
-    """Whether a method may overwrite the large tensors of the state it was given."""
+    """Whether large tensors of a method's state may be overwritten, by the engine and by the method."""
 
-    def train(self, work: LocalWork) -> Tensor:
-        """End points [S, M, P]; a device that does not train ends where it started."""
+    def train(self, work: LocalWork) -> Updates:
+        """Every device's update; that of a device that does not train is 0."""
         ...
 
 
@@ -51,11 +72,12 @@ class ReferenceEngine:
 
     donates = False
 
-    def train(self, work: LocalWork) -> Tensor:
-        """End points [S, M, P]."""
-        end = _starts(work)
+    def train(self, work: LocalWork) -> Updates:
+        """Every device's update."""
+        end = work.models()
         features, targets = work.objective.train
-        for s, i in work.who.nonzero().tolist():
+        for row in work.rows.index.tolist():
+            s, i = divmod(row, end.shape[1])
             flat = end[s, i].clone()
             for k in range(work.steps):
                 batch = work.batches[s, i, k % work.batches.shape[2]]
@@ -64,7 +86,7 @@ class ReferenceEngine:
                 (gradient,) = torch.autograd.grad(loss, flat)
                 flat = flat.detach() - work.lr * gradient
             end[s, i] = flat
-        return end
+        return work.updates(end)
 
 
 class BatchedEngine:
@@ -72,31 +94,21 @@ class BatchedEngine:
 
     donates = True
 
-    def train(self, work: LocalWork) -> Tensor:
-        """End points [S, M, P]."""
-        end = _starts(work)
+    def train(self, work: LocalWork) -> Updates:
+        """Every device's update."""
+        end = work.start if work.overwrites else work.models()
         features, targets = work.objective.train
         gradient = vmap(grad(work.objective.loss))
         models, every_batch = end.flatten(0, 1), work.batches.flatten(0, 1)
         chunk = max(1, CHUNK_ELEMENTS[end.device.type] // work.objective.num_params)
-        for rows in torch.split(work.who.flatten().nonzero().flatten(), chunk):
+        for rows in torch.split(work.rows.index, chunk):
             flat = models[rows]
             params = work.objective.unflatten(flat)  # views: a step on them is a step on `flat`
             for k in range(work.steps):
                 batch = every_batch[rows, k % work.batches.shape[2]]
-                for name, slope in gradient(params, features[batch], targets[batch]).items():
+                with work.objective.products():
+                    slopes = gradient(params, features[batch], targets[batch])
+                for name, slope in slopes.items():
                     params[name].sub_(slope, alpha=work.lr)
             models[rows] = flat
-        return end
-
-
-def _starts(work: LocalWork) -> Tensor:
-    """A fresh copy of every device's start model, [S, M, P]."""
-    seeds = torch.arange(len(work.pool), device=work.pool.device)[:, None]
-    return work.pool[seeds, work.slot]
-
-
-ENGINES: dict[str, type[ReferenceEngine] | type[BatchedEngine]] = {
-    "reference": ReferenceEngine,
-    "batched": BatchedEngine,
-}
+        return work.updates(end)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from otafl.engine.rows import Rows, rows_of
+
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference formed at once
 
 
@@ -22,7 +24,8 @@ class Updates:
     def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float) -> None:
         """End points [S, M, P], reference models [S, K, P] and which one each device has, int [S, M]."""
         self._end, self._pool, self._slot, self._lr = end, pool, slot, lr
-        self._versions = (end._version, pool._version, slot._version)
+        self._versions = self._current_versions()
+        self._known_norms: tuple[Tensor, int, Tensor] | None = None
 
     @property
     def end(self) -> Tensor:
@@ -30,52 +33,68 @@ class Updates:
         self._check()
         return self._end
 
-    def relative_to(self, pool: Tensor, slot: Tensor) -> "Updates":
-        """The same end points measured against other models."""
-        self._check()
-        return Updates(self._end, pool, slot, self._lr)
-
     def norms(self, who: Tensor) -> Tensor:
         """Euclidean norms of the devices `who`, accumulated in float64, [S, M]; 0 for the others."""
         self._check()
-        norms = torch.zeros(who.shape, dtype=torch.float64, device=who.device)
-        for s, rows, difference in self._differences(who):
-            norms[s, rows] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
-        return torch.where(who, norms / self._lr, torch.zeros_like(norms))
+        known = self._known_norms
+        if known is None or known[0] is not who or known[1] != who._version:
+            norms = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
+            rows = rows_of(who)
+            if len(rows):
+                norms[rows.index] = self._row_norms(rows) / self._lr
+            known = self._known_norms = (who, who._version, norms.view(who.shape))
+        return known[2].clone()
 
-    def superpose(self, weights: Tensor) -> Tensor:
-        """Σ_i weights_i · update_i over devices with a weight other than 0, [S, P]."""
+    def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
+        """Σ_i weights_i · update_i over the devices `who`, [S, P]."""
         self._check()
-        total = self._end.new_zeros(self._end.shape[0], self._end.shape[2])
-        heard = weights != 0
-        scaled = (weights.to(torch.float64) / self._lr).to(self._end.dtype)
-        for s, rows, difference in self._differences(heard):
-            # masked before the sum: 0 · NaN must not poison the others
-            masked = torch.where(heard[s, rows, None], difference, torch.zeros_like(difference))
-            total[s] += scaled[s, rows] @ masked
+        scaled = (weights.to(torch.float64) / self._lr).to(self._pool.dtype).flatten()
+        total = self._pool.new_zeros(self._pool.shape[0], self._pool.shape[2])
+        self._add_rows(total, scaled, rows_of(who))
         return total
 
     def dense(self) -> Tensor:
         """All updates at once, [S, M, P]."""
-        self._check()
-        rows = torch.arange(len(self._pool), device=self._pool.device)[:, None]
-        return (self._end - self._pool[rows, self._slot]) / self._lr
+        seeds = torch.arange(len(self._pool), device=self._pool.device)[:, None]
+        return (self.end - self._pool[seeds, self._slot]) / self._lr
 
-    def _differences(self, who: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """(seed index, device indices, end − reference) in chunks that cover the devices `who`.
+    def _row_norms(self, rows: Rows) -> Tensor:
+        """‖end − reference‖ of some rows, float64 [N]."""
+        parts = [
+            torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
+            for _, _, difference in self._differences(rows)
+        ]
+        return torch.cat(parts)
 
-        On the CPU only these devices are touched; on a GPU all are, since asking which would wait for it.
-        """
-        num_devices, num_params = self._end.shape[1:]
-        chunk = max(1, CHUNK_ELEMENTS[self._end.device.type] // num_params)
-        everyone = torch.arange(num_devices, device=self._end.device)
-        for s in range(len(self._end)):
-            devices = who[s].nonzero().flatten() if self._end.device.type == "cpu" else everyone
-            for rows in torch.split(devices, chunk):
-                yield s, rows, self._end[s, rows] - self._pool[s, self._slot[s, rows]]
+    def _add_rows(self, total: Tensor, weights: Tensor, rows: Rows) -> None:
+        """Add Σ_i weights_i (end_i − reference_i) over some rows to [S, P]; weights [S·M]."""
+        picked = weights[rows.index]
+        for start, stop, difference in self._differences(rows):
+            for s, first, last in rows.per_seed(start, stop):
+                total[s].addmv_(difference[first - start : last - start].t(), picked[first:last])
+
+    def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
+        """(first position, last position, end − reference) of some rows, in chunks."""
+        end, pool = self._end.flatten(0, 1), self._pool.flatten(0, 1)
+        seeds = rows.index // rows.num_devices
+        reference = seeds * self._pool.shape[1] + self._slot.flatten()[rows.index]
+        chunk = max(1, CHUNK_ELEMENTS[end.device.type] // end.shape[1])
+        if chunk == 1:  # one row is large: no copies of it
+            difference = end.new_empty(1, end.shape[1])
+            for start, (row, other) in enumerate(zip(rows.index.tolist(), reference.tolist(), strict=True)):
+                torch.sub(end[row], pool[other], out=difference[0])
+                yield start, start + 1, difference
+            return
+        for start in range(0, len(rows), chunk):
+            stop = min(start + chunk, len(rows))
+            difference = end[rows.index[start:stop]]
+            yield start, stop, difference.sub_(pool[reference[start:stop]])
+
+    def _current_versions(self) -> tuple[int, ...]:
+        return self._end._version, self._pool._version, self._slot._version
 
     def _check(self) -> None:
-        if (self._end._version, self._pool._version, self._slot._version) != self._versions:
+        if self._current_versions() != self._versions:
             raise RuntimeError("these updates are no longer valid: a model they are measured from was overwritten")
 
 

@@ -26,8 +26,8 @@ class Signal(Protocol):
         """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others."""
         ...
 
-    def superpose(self, weights: Tensor) -> Tensor:
-        """Σ_i weights_i · vector_i over devices with a weight other than 0, [S, P]."""
+    def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
+        """Σ_i weights_i · vector_i over the devices `who`, [S, P]."""
         ...
 
 
@@ -82,7 +82,7 @@ class Air:
         """
         tx_scale = torch.where(who, tx_scale.to(torch.complex128), 0.0)
         energy_j = tx_scale.abs().square() * signal.norms(who).square()
-        heard = signal.superpose((coeff * tx_scale).real)
+        heard = signal.superpose((coeff * tx_scale).real, who)
         transmitted = (tx_scale != 0).any(-1)
         signal_norm = torch.linalg.vector_norm(heard, dim=-1, dtype=torch.float64)
         noise_norm = torch.zeros_like(signal_norm)
@@ -105,7 +105,7 @@ class IdealAir:
     ) -> tuple[Tensor, Transmission]:
         """Σ_i Re(tx_scale_i) · vector_i over the devices `who`."""
         weights = torch.where(who, tx_scale.to(torch.complex128), 0.0).real
-        heard = signal.superpose(weights)
+        heard = signal.superpose(weights, who)
         norm = torch.linalg.vector_norm(heard, dim=-1, dtype=torch.float64)
         nothing = torch.zeros_like(weights)
         return heard, Transmission(nothing, norm, torch.zeros_like(norm), who.any(-1), channel_uses=0)

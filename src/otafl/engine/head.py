@@ -1,0 +1,124 @@
+"""A model as a first linear layer and the rest: what pre-activation-space training needs.
+
+Knows: modules and their layout as flat vectors.
+Does not know: training, devices.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+RELUS = (torch.relu, nn.functional.relu)
+
+
+class Layer(NamedTuple):
+    """A later linear layer: where its weight [outputs, inputs] starts in the rest of the flat vector; bias follows."""
+
+    offset: int
+    outputs: int
+    inputs: int
+
+    def split(self, rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Views of weight [R, outputs, inputs] and bias [R, 1, outputs] in rows of [R, P_rest]."""
+        middle, stop = self.offset + self.outputs * self.inputs, self.offset + self.outputs * (self.inputs + 1)
+        weight = rest[:, self.offset : middle].view(-1, self.outputs, self.inputs)
+        return weight, rest[:, None, middle:stop]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first layer of a model, linear in the input, and what follows it."""
+
+    outputs: int
+    inputs: int
+    bias: bool
+    layers: tuple[Layer, ...] | None
+    """The rest where it is ReLU and linear in turn (perhaps nothing), else None."""
+    rest: Callable[[dict[str, Tensor], Tensor], Tensor]
+    """The rest as a function of its parameters, by name, and the pre-activations."""
+
+    @property
+    def size(self) -> int:
+        """Parameters of the first layer; they come first in the flat vector."""
+        return self.outputs * (self.inputs + self.bias)
+
+    def split(self, flat: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Views of weight [R, H, n], bias [R, 1, H] and the rest [R, P_rest] in rows of [R, P]."""
+        cut = self.outputs * self.inputs
+        weight = flat[:, :cut].view(-1, self.outputs, self.inputs)
+        return weight, flat[:, None, cut : self.size] if self.bias else None, flat[:, self.size :]
+
+
+def find_head(module: nn.Module) -> Head | None:
+    """The first layer of a module, where that is an `nn.Linear` on the input that nothing else uses, or None."""
+    try:
+        graph = fx.symbolic_trace(module).graph
+    except Exception:  # whatever a module does that cannot be traced, it can still be trained by another engine
+        return None
+    nodes = list(graph.nodes)
+    first = nodes[0]
+    linear = next(iter(first.users), None)
+    if first.op != "placeholder" or len(first.users) != 1 or linear is None or not _is(module, linear, nn.Linear):
+        return None
+    layer = module.get_submodule(str(linear.target))
+    assert isinstance(layer, nn.Linear)
+    name = f"{linear.target}." if linear.target else ""
+    expected = [name + "weight", name + "bias"] if layer.bias is not None else [name + "weight"]
+    names = [key for key, _ in module.named_parameters()]
+    shared = sum(node.target == linear.target for node in nodes) > 1
+    if names[: len(expected)] != expected or shared or any(key in str(n.target) for n in nodes for key in expected):
+        return None
+    return Head(
+        layer.out_features, layer.in_features, layer.bias is not None, _layers(module, linear), _rest(module, linear)
+    )
+
+
+def _is(module: nn.Module, node: fx.Node, kind: type[nn.Module]) -> bool:
+    if node.op != "call_module":
+        return False
+    layer = module.get_submodule(str(node.target))
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    return type(layer) is kind and not hooked
+
+
+def _layers(module: nn.Module, linear: fx.Node) -> tuple[Layer, ...] | None:
+    """The rest as a chain of ReLU and linear layers with bias, if it is one."""
+    layers: list[Layer] = []
+    chain = [str(linear.target)]
+    offset, node = 0, linear
+    while True:
+        if len(node.users) != 1:
+            return None
+        node = next(iter(node.users))
+        if node.op == "output":
+            owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in module.named_parameters())
+            return tuple(layers) if list(owners) == chain else None  # laid out in the order they are used
+        relu = _is(module, node, nn.ReLU) or (node.op == "call_function" and node.target in RELUS)
+        if not relu or len(node.users) != 1:
+            return None
+        node = next(iter(node.users))
+        if not _is(module, node, nn.Linear) or str(node.target) in chain:
+            return None
+        chain.append(str(node.target))
+        layer = module.get_submodule(str(node.target))
+        assert isinstance(layer, nn.Linear)
+        if layer.bias is None:
+            return None
+        layers.append(Layer(offset, layer.out_features, layer.in_features))
+        offset += layer.out_features * (layer.in_features + 1)
+
+
+def _rest(module: nn.Module, linear: fx.Node) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+    """The module without its first layer, taking pre-activations."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in linear.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        copies[node] = graph.placeholder("z") if node is linear else graph.node_copy(node, lambda n: copies[n])
+    rest = fx.GraphModule(module, graph)
+    return lambda params, z: functional_call(rest, params, (z,), strict=False)
