@@ -22,6 +22,7 @@ ROOMS = [
     ["config"],
     ["metrics"],
     ["simulation", "rundir"],
+    ["rounds"],
     ["result"],
     ["fold"],
     ["report"],

@@ -51,8 +51,8 @@ def test_same_world_on_both() -> None:
 
 def test_noise_on_the_gpu_is_addressed_and_has_unit_variance() -> None:
     sim = simulate(make_config("fedoag"), "cuda")
-    draw = sim._air.noise((0, 1), "noise", 4, 200_000)  # type: ignore[union-attr]
-    assert torch.equal(draw, sim._air.noise((0, 1), "noise", 4, 200_000))  # type: ignore[union-attr]
+    draw = sim.air.noise((0, 1), "noise", 4, 200_000)  # type: ignore[union-attr]
+    assert torch.equal(draw, sim.air.noise((0, 1), "noise", 4, 200_000))  # type: ignore[union-attr]
     assert ((draw.square().mean(-1) - 1).abs() < 5 * (2 / 200_000) ** 0.5).all()
     assert not torch.equal(draw[0], draw[1])
 

@@ -22,6 +22,7 @@ from otafl.errors import ConfigError, PluginError, RunDirectoryError
 from otafl.metrics import Ledger, Rows, consensus
 from otafl.radio.air import NoiseSource
 from otafl.result import Recorder, Result, describe_device, devices_csv, load_result, summarise
+from otafl.rounds import Rounds
 from otafl.rundir import Checkpoint, RunDirectory
 from otafl.simulation import Simulation
 
@@ -107,6 +108,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
         ledger = Ledger.from_tensors(_part(checkpoint.tensors, "ledger", sim.device))
         if checkpoint.metrics:
             recorder.restore(checkpoint.metrics)
+    rounds = Rounds(sim, state, ledger)
     started = last_saved = time.monotonic()
     if directory is not None:
         directory.write("summary.json", '{"status": "running"}\n')
@@ -116,9 +118,8 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
         observer(first, None)
     with _signals(directory is not None) as stop:
         for t in range(first, num_rounds):
-            step = sim.step(state, t)
-            state = step.state
-            ledger.observe(t, step, sim.noise_var_j)
+            rounds.advance(t)
+            state = rounds.state
             done = t + 1
             recorded = done % eval_every == 0 or done == num_rounds
             row = None

@@ -122,14 +122,14 @@ class Ledger:
             extra={},
         )
 
-    def observe(self, t: int, step: Step, noise_var_j: float) -> None:
-        """Add what round t did; a seed that has diverged no longer counts."""
+    def observe(self, t: int | Tensor, step: Step, noise_var_j: float) -> None:
+        """Add what round t did, in place; a seed that has diverged no longer counts."""
         info, alive = step.info, self.diverged_at < 0
         active = info.active & alive[:, None]
         self.uploads += active
-        self.last_active = torch.where(active, t, self.last_active)
+        self.last_active.copy_(torch.where(active, t, self.last_active))
         self.scalar_reports += step.spent.scalars * alive
-        self.diverged_at = torch.where(alive & ~step.finite, t + 1, self.diverged_at)
+        self.diverged_at.copy_(torch.where(alive & ~step.finite, t + 1, self.diverged_at))
         self.rounds += 1
         num_active = active.sum(-1).to(torch.float64)
         self.active += num_active
@@ -137,8 +137,8 @@ class Ledger:
             self.bound += torch.where(num_active > 0, info.norm_bound, 0.0)
             self.bound_rounds += num_active > 0
         if info.anchors is not None:
-            self.anchors = info.anchors.to(torch.float64)
-        self.energy_ratio = torch.maximum(self.energy_ratio, step.energy_ratio)
+            self.anchors.copy_(info.anchors)
+        torch.maximum(self.energy_ratio, step.energy_ratio, out=self.energy_ratio)
         self.energy_j += torch.where(step.finite[:, None], step.spent.energy_j, 0.0)
         for use in step.spent.transmissions:
             sent = use.transmitted & step.finite
@@ -150,7 +150,7 @@ class Ledger:
                 self.noise_to_update += torch.where(sent, use.noise_norm / signal, 0.0)
                 self.sent_rounds += sent
         for name, value in info.extra.items():
-            self.extra[name] = self.extra.get(name, torch.zeros_like(self.active)) + value
+            self.extra.setdefault(name, torch.zeros_like(self.active)).add_(value)
 
     def row(self, r: int) -> Rows:
         """Columns of the ledger after r rounds; then the interval starts anew."""

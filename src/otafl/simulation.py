@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from otafl.algorithms.base import Info, Problem, Round, Step
 from otafl.config import Config
+from otafl.engine import kernels
 from otafl.engine.batches import shared_sampler
 from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
@@ -64,10 +65,10 @@ class Simulation:
         self._channel = {quantity: values.to(device) for quantity, values in host_channel.items()}
         self.noise_var_j = config.radio.noise_var_j
         num_params = self.objective.num_params
-        self._air: Air | IdealAir = IdealAir(num_params)
+        self.air: Air | IdealAir = IdealAir(num_params)
         if not getattr(self.algorithm, "ideal_radio", False):
             source = noise or addressed_noise(device, self.dtype)
-            self._air = Air(self.seeds, num_params, self.noise_var_j, source)
+            self.air = Air(self.seeds, num_params, self.noise_var_j, source)
         self.guard = EnergyGuard(config.algorithm.name, self.seeds, num_params * config.radio.symbol_energy_j, device)
         training = config.training
         self.sampler = shared_sampler(
@@ -79,6 +80,7 @@ class Simulation:
             num_params=num_params,
             symbol_energy_j=config.radio.symbol_energy_j,
             noise_var_j=self.noise_var_j,
+            num_rounds=config.experiment.rounds,
             initial=self.objective.initial(self.seeds),
             server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
         )
@@ -98,8 +100,12 @@ class Simulation:
 
     def step(self, state: Any, t: int) -> Step:
         """Round t."""
-        round_ = self.round_at(t)
-        result = self._guarded(f"step of round {t}", lambda: self.algorithm.step(state, round_))
+        return self.take(state, self.round_at(t))
+
+    def take(self, state: Any, round_: Round) -> Step:
+        """One round with these instruments."""
+        where = f"step of round {round_.t}" if isinstance(round_.t, int) else "step"
+        result = self._guarded(where, lambda: self.algorithm.step(state, round_))
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Info):
             raise PluginError(f"{self._who}: step() must return (state, otafl.Info)")
         state, info = result
@@ -108,28 +114,66 @@ class Simulation:
         spent = round_.close()
         self._strays |= spent.strays
         finite = state.params.isfinite().all(-1)
-        return Step(state, info, spent, self.guard.note(t, spent.energy_j, finite), finite)
+        return Step(state, info, spent, self.guard.note(round_.t, spent.energy_j, finite), finite)
 
     def round_at(self, t: int) -> Round:
         """The instruments of round t."""
-        now = {quantity: rounds[t] for quantity, rounds in self._channel.items()}
+        return self._round(
+            t,
+            self.config.training.lr_at(t),
+            {quantity: rounds[t] for quantity, rounds in self._channel.items()},
+            lambda: self.sampler.at(t),
+            self.air,
+            None if self._active is None else self._active.at(t),
+            None if self._useful is None else self._useful.at(t),
+        )
+
+    def static_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
+        """The instruments of the round whose number is in a tensor, from the same tensors every time."""
+        now = {quantity: rounds.index_select(0, t.view(1))[0] for quantity, rounds in self._channel.items()}
+        active = None if self._active is None else self._active.pick(t)
+        return self._round(t, lr, now, lambda: batches, air, active, None)
+
+    @property
+    def static(self) -> bool:
+        """Whether rounds do the same with tensors every time, so that they can be a CUDA graph."""
+        head, training = self.objective.head, self.config.training
+        return (
+            bool(getattr(self.algorithm, "static", False))
+            and isinstance(self._engine, PreactivationEngine)
+            and head is not None
+            and head.bias
+            and (training.batches == "per_step" or training.local_steps == 1)
+            and kernels.suits(self.objective, head, training.batch_size, self.problem.initial)
+        )
+
+    def _round(
+        self,
+        t: int | Tensor,
+        lr: float | Tensor,
+        now: Mapping[Quantity, Tensor],
+        batches: Callable[[], Tensor],
+        air: Air | IdealAir,
+        active: Tensor | None,
+        useful: Tensor | None,
+    ) -> Round:
         return Round(
             owner=self.config.algorithm.name,
             problem=self.problem,
             t=t,
-            lr=self.config.training.lr_at(t),
+            lr=lr,
             seeds=self.seeds,
             device=self._view("device", now),
             server=self._view("server", now),
             coeff=now["h"],
             engine=self._engine,
             objective=self.objective,
-            sampler=self.sampler,
+            batches=batches,
             local_steps=self.config.training.local_steps,
-            air=self._air,
+            air=air,
             everyone=self._everyone.at(0),
-            active=None if self._active is None else self._active.at(t),
-            useful=None if self._useful is None else self._useful.at(t),
+            active=active,
+            useful=useful,
         )
 
     def check(self) -> None:

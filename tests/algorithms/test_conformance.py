@@ -197,7 +197,7 @@ def test_all_methods_meet_the_same_world() -> None:
             for a, b in zip(mine, yours, strict=True)
         )
     noisy = [sim for sim in sims if sim.config.algorithm.name != "fedavg"]
-    draws = [sim._air.noise(sim.seeds, "noise", 2, 50) for sim in noisy]  # type: ignore[union-attr]
+    draws = [sim.air.noise(sim.seeds, "noise", 2, 50) for sim in noisy]  # type: ignore[union-attr]
     assert all(torch.equal(draw, draws[0]) for draw in draws)
 
 

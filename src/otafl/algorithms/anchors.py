@@ -9,14 +9,15 @@ Does not know: why a device received a model.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from otafl.algorithms.base import Problem
+
 Pruning = Literal["references", "paper"]
 FREE = -1
-GPU_ROWS = 8  # rows by which a buffer on a GPU grows
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,16 @@ class Anchors:
     """Row of each device's anchor, int [S, M]."""
 
     @staticmethod
-    def initial(params: Tensor, num_devices: int) -> "Anchors":
-        """Every device's anchor is x^0."""
+    def initial(problem: Problem) -> "Anchors":
+        """Every device's anchor is x^0; on a GPU all rows that may be needed are there, so that it is never asked."""
+        params, num_devices = problem.initial, problem.num_devices
+        num_rows = 1 if params.device.type == "cpu" else min(num_devices, problem.num_rounds) + 1
+        pool = params.new_zeros(len(params), num_rows, params.shape[1])
+        pool[:, 0] = params
         slot = torch.zeros((len(params), num_devices), dtype=torch.int64, device=params.device)
-        return Anchors(params[:, None, :].clone(), slot[:, :1].clone(), slot)
+        index = torch.full((len(params), num_rows), FREE, device=params.device)
+        index[:, 0] = 0
+        return Anchors(pool, index, slot)
 
     def count(self) -> Tensor:
         """Models held, [S]."""
@@ -52,14 +59,13 @@ class Anchors:
             mean[s].add_(self.pool[s, row], alpha=float(share[s, row]))
         return mean
 
-    def receive(self, params: Tensor, r: int, who: Tensor, pruning: Pruning, in_place: bool) -> "Anchors":
+    def receive(self, params: Tensor, r: Any, who: Tensor, pruning: Pruning, in_place: bool) -> "Anchors":
         """The devices `who` receive x^r [S, P]; models that the pruning rule no longer keeps are dropped."""
         kept = self._kept(~who, pruning)
         pool, index = self.pool, torch.where(kept, self.index, FREE)
-        missing = self._missing_rows(kept, who, r, pruning)
-        if missing:
-            pool = torch.cat([pool, pool.new_zeros(len(pool), missing, pool.shape[2])], dim=1)
-            index = torch.nn.functional.pad(index, (0, missing), value=FREE)
+        if self._lacks_row(kept, who, pruning):
+            pool = torch.cat([pool, pool.new_zeros(len(pool), 1, pool.shape[2])], dim=1)
+            index = torch.nn.functional.pad(index, (0, 1), value=FREE)
         elif not in_place:
             pool = pool.clone()
         heard = who.any(-1)
@@ -78,9 +84,8 @@ class Anchors:
         oldest = torch.where(others, self.index.gather(1, self.slot), newest).min(dim=-1, keepdim=True).values
         return (self.index != FREE) & (self.index >= oldest)
 
-    def _missing_rows(self, kept: Tensor, who: Tensor, r: int, pruning: Pruning) -> int:
-        """Rows that a new model still needs; a GPU is not asked but given rows ahead, up to one per model there is."""
-        if self.pool.device.type == "cpu":
-            return int((kept.all(-1) & who.any(-1)).any())
-        most = r + 1 if pruning == "paper" else min(r + 1, who.shape[1])
-        return GPU_ROWS if kept.shape[1] < most else 0
+    def _lacks_row(self, kept: Tensor, who: Tensor, pruning: Pruning) -> bool:
+        """Whether a new model finds no free row."""
+        if self.pool.device.type != "cpu" and pruning == "references":
+            return False
+        return bool((kept.all(-1) & who.any(-1)).any())

@@ -11,6 +11,9 @@ With `active` the simulator knows beforehand who will transmit, in all rounds at
 front, [T, S, M]. A round then has that mask as `round.active`, no round waits for a GPU to learn it, and only
 these devices may report and transmit.
 
+With `static = True` a method says that its step does the same with tensors in every round, reads `round.t` and
+`round.lr` only in tensor arithmetic and draws nothing by itself. Then rounds on a GPU can be one CUDA graph.
+
 State is what the next round needs, Info is diagnostics. A method touches the world only through the
 instruments of its Round: devices compute from `round.device` and what was broadcast; what the server uses must
 come from `round.server`, `round.report` or `round.uplink`. Shapes have the seeds S in front: a method is
@@ -22,7 +25,7 @@ Knows: updates, the air, views.
 Does not know: configuration, files, which method is running.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -30,7 +33,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otafl.engine.batches import BatchSampler
 from otafl.engine.objective import Objective
 from otafl.engine.rows import announce, rows_of
 from otafl.engine.training import Engine, LocalWork
@@ -51,6 +53,7 @@ class Problem:
     num_params: int
     symbol_energy_j: float
     noise_var_j: float
+    num_rounds: int
     initial: Tensor
     """x^0, [S, P]."""
     server: View
@@ -102,28 +105,33 @@ class Round:
         *,
         owner: str,
         problem: Problem,
-        t: int,
-        lr: float,
+        t: int | Tensor,
+        lr: float | Tensor,
         seeds: tuple[int, ...],
         device: View,
         server: View,
         coeff: Tensor,
         engine: Engine,
         objective: Objective,
-        sampler: BatchSampler,
+        batches: Callable[[], Tensor],
         local_steps: int,
         air: Air | IdealAir,
         everyone: Tensor,
         active: Tensor | None,
         useful: Tensor | None,
     ) -> None:
-        self.problem, self.t, self.lr, self.seeds = problem, t, lr, seeds
+        self.problem, self.seeds = problem, seeds
+        self.t: Any = t
+        """The round's number; a scalar tensor where rounds are a CUDA graph."""
+        self.lr: Any = lr
+        """η_t; a scalar tensor where rounds are a CUDA graph."""
+        self._static = isinstance(t, Tensor)
         self.everyone = everyone
         self._active, self._useful = active, useful
         self.device, self.server = device, server
         self.donates = engine.donates
         self._owner, self._coeff, self._air = owner, coeff, air
-        self._engine, self._objective, self._sampler = engine, objective, sampler
+        self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps = local_steps
         self._open = True
         self._transmissions: list[Transmission] = []
@@ -159,8 +167,10 @@ class Round:
         if who is None:
             who = self.everyone if reference is None or self._useful is None else self._useful
         check_mask(self._owner, "train()", who, shape)
-        batches = self._sampler.at(self.t)
-        work = LocalWork(self._objective, start, rows_of(who), batches, self._local_steps, self.lr, reference)
+        mask = who if self._static and who is not self.everyone else None
+        rows = rows_of(who if mask is None else self.everyone)
+        batches = self._batches()
+        work = LocalWork(self._objective, start, rows, batches, self._local_steps, self.lr, mask, reference)
         return self._engine.train(work)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
@@ -171,7 +181,8 @@ class Round:
             raise PluginError(f"algorithm {self._owner}: report() needs one real value per device, of shape {shape}")
         self._scalars += who.sum(-1)
         self._note_strays(who)
-        return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
+        kept = who.clone() if self._static else announce(who.clone(), rows_of(who))
+        return Reports(torch.where(who, values, torch.zeros_like(values)), kept)
 
     def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Tensor:
         """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what is heard, [S, P]."""
@@ -192,6 +203,8 @@ class Round:
 
     def draw(self, name: str) -> list[np.random.Generator]:
         """The method's own random streams of this round, one generator per seed."""
+        if self._static:
+            raise PluginError(f"algorithm {self._owner}: a method that draws cannot be `static`")
         return [Streams(seed).at(f"algorithm/{name}", self.t) for seed in self.seeds]
 
     def close(self) -> "Spent":
@@ -207,7 +220,7 @@ class Round:
     def _check(self, call: str) -> tuple[int, int]:
         """The shape [S, M], if the round is still going on."""
         if not self._open:
-            raise PluginError(f"algorithm {self._owner}: {call} of round {self.t} was called after that round")
+            raise PluginError(f"algorithm {self._owner}: {call} of round {int(self.t)} was called after that round")
         return self._coeff.shape[0], self._coeff.shape[1]
 
 

@@ -51,12 +51,17 @@ class FedOAG:
     pruning: Pruning = "references"
     """Which old models the server keeps: those a device refers to, or all since the oldest such ("paper")."""
 
+    @property
+    def static(self) -> bool:
+        """The paper's pruning rule keeps more and more models, so its rounds differ."""
+        return self.pruning == "references"
+
     def init(self, problem: Problem) -> State:
         """Line 2: every device starts from x^0 and has it as its anchor."""
         return State(
             params=problem.initial,
             local_params=problem.device_models(),
-            anchors=Anchors.initial(problem.initial, problem.num_devices),
+            anchors=Anchors.initial(problem),
         )
 
     def active(self, device: View, problem: Problem) -> Tensor:

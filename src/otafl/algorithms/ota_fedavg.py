@@ -39,6 +39,7 @@ class OTAFedAvg:
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
     ideal_radio: ClassVar[bool] = False
+    static: ClassVar[bool] = True
 
     gamma: Gamma = 1e-9
     """γ, the pre-scalar, as in FedOAG."""

@@ -56,8 +56,11 @@ class BatchSampler:
             uniform *= counts[:, None, None]
             first = np.cumsum(counts) - counts
             rows.append(images[first[:, None, None] + uniform.astype(np.int64)])
-        drawn = torch.from_numpy(np.stack(rows)).to(self._device)
-        if self._device.type != "cpu" and t < self._kept:
+        drawn = torch.from_numpy(np.stack(rows))
+        if self._device.type == "cpu":
+            return drawn
+        drawn = drawn.pin_memory().to(self._device, non_blocking=True)  # the host does not wait
+        if t < self._kept:
             self._drawn[t] = drawn
         return drawn
 

@@ -16,6 +16,7 @@ Knows: models with a linear first layer, batches, learning rates.
 Does not know: channels, methods.
 """
 
+import math
 import os
 import threading
 import weakref
@@ -69,18 +70,16 @@ class PreactivationEngine:
 
         def train(start: int, stop: int) -> None:
             index = rows.index[start:stop]
-            chunk = flat[start:stop] if rows.complete else flat[index]
+            view = rows.complete or (stop - start == 1 and not flat.is_cuda)  # neighbours in memory
+            first = start if rows.complete or not view else int(index[0])
+            chunk = flat[first : first + stop - start] if view else flat[index]
             weight, bias, rest = head.split(chunk)
             inputs, targets = _examples(work, index)
-            z = torch.bmm(inputs, weight.transpose(1, 2))
-            if bias is not None:
-                z += bias
-            slopes = torch.empty_like(z)
-            _descend(work, inputs, z, targets, rest, slopes)
+            z, slopes = (_scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
+            torch.bmm(inputs, weight.transpose(1, 2), out=z)
+            _descend(work, index, inputs, z, bias, targets, rest, slopes)
             weight.baddbmm_(slopes.transpose(1, 2), inputs, alpha=-1)
-            if bias is not None:
-                bias -= slopes.sum(1, keepdim=True)
-            if not rows.complete:
+            if not view:
                 flat[index] = chunk
 
         _for_all(work, train)
@@ -91,17 +90,17 @@ class PreactivationEngine:
         head, rows = _head(work.objective), work.rows
         weight, bias, rest = head.split(work.start)
         slopes = self._slopes((len(rows), work.batches.shape[2:].numel(), head.outputs), work.start)
-        rests = rest[rows.index // rows.num_devices]
+        seeds = rows.index // rows.num_devices
+        rests, biases = rest[seeds], None if bias is None else bias[seeds]
 
         def train(start: int, stop: int) -> None:
             inputs, targets = _examples(work, rows.index[start:stop])
-            z = torch.empty_like(slopes[start:stop])
+            z = _scratch("z", slopes[start:stop].shape, slopes)
             for s, first, last in rows.per_seed(start, stop):
                 part = slice(first - start, last - start)
                 torch.mm(inputs[part].flatten(0, 1), weight[s].t(), out=z[part].flatten(0, 1))
-                if bias is not None:
-                    z[part] += bias[s]
-            _descend(work, inputs, z, targets, rests[start:stop], slopes[start:stop])
+            mine = None if biases is None else biases[start:stop]
+            _descend(work, rows.index[start:stop], inputs, z, mine, targets, rests[start:stop], slopes[start:stop])
 
         _for_all(work, train)
         updates = FactoredUpdates(work, slopes, rests)
@@ -162,14 +161,10 @@ class FactoredUpdates(Updates):
         rest_start = self._head.split(self._work.start)[2][index // rows.num_devices]
         return _examples(self._work, index)[0], self._slopes[mine], self._rests[mine] - rest_start
 
-    def _row_norms(self, rows: Rows) -> Tensor:
-        """‖end − start‖ of some rows, float64 [N]; in full precision whatever training used."""
-        if len(trained := self._trained(rows)) < len(rows):
-            norms = torch.zeros(len(self._position), dtype=torch.float64, device=self._slopes.device)
-            if len(trained):
-                norms[trained.index] = self._row_norms(trained)
-            return norms[rows.index]
-        squares = torch.empty(len(rows), dtype=torch.float64, device=self._slopes.device)
+    def _masked_norms(self, who: Tensor) -> Tensor:
+        """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
+        squares = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
+        rows = self._work.rows if self._work.mask is not None else self._trained(rows_of(who))
 
         def measure(start: int, stop: int) -> None:
             inputs, slopes, rest = self._factors(rows, start, stop)
@@ -177,29 +172,44 @@ class FactoredUpdates(Updates):
             if self._head.bias:
                 gram += 1
             first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
-            squares[start:stop] = first + torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
+            later = torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
+            squares[rows.index[start:stop]] = first + later
 
-        _for_all(self._work, measure, rows)
-        return squares.clamp_(min=0).sqrt_()
+        with self._work.objective.products():
+            _for_all(self._work, measure, rows)
+        norms = squares.clamp_(min=0).sqrt_().view(who.shape)
+        return norms if self._work.mask is None else torch.where(who, norms, 0.0)
 
-    def _add_rows(self, total: Tensor, weights: Tensor, rows: Rows) -> None:
-        """Add Σ_i weights_i (end_i − start) over some rows to [S, P]; weights [S·M]."""
-        rows = self._trained(rows)
+    def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
+        """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""
+        rows = self._work.rows if self._work.mask is not None else self._trained(rows_of(who))
+        scales = torch.where(who, weights, 0.0).flatten()[rows.index]
+        total = torch.zeros_like(self._work.start)
         weight, bias, rest = self._head.split(total)
-        scales = weights[rows.index]
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
                 inputs, slopes, change = self._factors(rows, start, stop)
-                inputs *= scales[start:stop, None, None]
+                common = _common(scales[start:stop])
+                if common is None:
+                    inputs *= scales[start:stop, None, None]
                 for s, first, last in rows.per_seed(start, stop):
                     part = slice(first - start, last - start)
-                    weight[s].addmm_(slopes[part].flatten(0, 1).t(), inputs[part].flatten(0, 1), alpha=-1)
+                    pair = slopes[part].flatten(0, 1).t(), inputs[part].flatten(0, 1)
+                    weight[s].addmm_(*pair, alpha=-(common or 1))
                     if bias is not None:
                         bias[s, 0].addmv_(slopes[part].sum(1).t(), scales[first:last], alpha=-1)
                     rest[s].addmv_(change[part].t(), scales[first:last])
+        return total
 
     def _current_versions(self) -> tuple[int, ...]:
         return self._pool._version, self._slopes._version, self._rests._version
+
+
+def _common(scales: Tensor) -> float | None:
+    """The scale that all have in common, where a CPU can see it at a glance and it is not 0."""
+    if scales.device.type != "cpu" or not bool((scales == scales[0]).all()):
+        return None
+    return float(scales[0]) or None
 
 
 def _head(objective: Objective) -> Head:
@@ -207,123 +217,173 @@ def _head(objective: Objective) -> Head:
     return objective.head
 
 
+_thread = threading.local()
+
+
+def _scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Memory for a passing result; on a CPU every thread keeps its own, since fresh pages cost as much as the sums."""
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    kept: dict[str, Tensor] = _thread.__dict__.setdefault("kept", {})
+    size, buffer = math.prod(shape), kept.get(name)
+    if buffer is None or len(buffer) < size or buffer.dtype != like.dtype:
+        buffer = kept[name] = like.new_empty(size)
+    return buffer[:size].view(shape)
+
+
 def _examples(work: LocalWork, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs [R, r, n] and labels [R, r] of some rows' batches."""
+    """Inputs [R, r, n] and labels [R, r] of some rows' batches, for passing use."""
     features, targets = work.objective.train
     images = work.batches.flatten(0, 1)[index].flatten()
-    inputs = features.index_select(0, images).view(len(index), -1, features.shape[1])
-    return inputs, targets.index_select(0, images).view(len(index), -1)
+    inputs = _scratch("inputs", (len(images), features.shape[1]), features)
+    torch.index_select(features, 0, images, out=inputs)
+    return inputs.view(len(index), -1, features.shape[1]), targets[images].view(len(index), -1)
 
 
-def _descend(work: LocalWork, inputs: Tensor, z: Tensor, targets: Tensor, rest: Tensor, slopes: Tensor) -> None:
-    """The s steps: from pre-activations [R, r, H] to G [R, r, H]; the later layers [R, P_rest] learn in place."""
+def _descend(
+    work: LocalWork,
+    index: Tensor,
+    inputs: Tensor,
+    z: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    rest: Tensor,
+    slopes: Tensor,
+) -> None:
+    """The s steps of some rows, from X W₁ᵀ [R, r, H] to G [R, r, H].
+
+    First bias [R, 1, H] and later layers [R, P_rest] learn in place.
+    """
     head, per_round = _head(work.objective), work.batches.shape[2] == 1 and work.steps > 1
     batch = work.batches.shape[3]
-    gram = _gram(inputs, batch, per_round, head.bias)
-    if not per_round and kernels.suits(work.objective, head, batch, z):
-        kernels.descend(head, gram, z, targets, rest, slopes, work.lr, tf32=work.objective.tf32)
+    if not per_round and bias is not None and kernels.suits(work.objective, head, batch, z):
+        gram = _gram(inputs, batch, per_round)
+        scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
+        mask = None if work.mask is None else work.mask.flatten()[index]
+        kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32=work.objective.tf32)
         return
-    step = _chain_step(work, head) if _by_hand(work.objective) else _any_step(work, head)
+    work.need_rows()
+    gram = _gram(inputs, batch, per_round)
+    if bias is not None:
+        z += bias
+        gram += 1
+    if _by_hand(work.objective):
+        step = _chain_step(work, rest, (len(z), batch, head.outputs))
+        num_classes = work.objective.num_classes
+        targets = one_hot(targets, num_classes).to(z.dtype).mul_(-work.lr / batch)
+    else:
+        step = _any_step(work, rest)
     if per_round:
         slopes.zero_()
+        slope = _scratch("slope", z.shape, z)
         for k in range(work.steps):
-            slope = step(z, targets, rest)
+            step(z, targets, slope)
             slopes += slope
             if k + 1 < work.steps:
                 z.baddbmm_(gram, slope, alpha=-1)
+        if bias is not None:
+            bias -= slopes.sum(1, keepdim=True)
         return
-    for k in range(work.steps):
-        now, before = slice(k * batch, (k + 1) * batch), slice(0, k * batch)
+    places = zip(*(torch.split(whole, batch, 1) for whole in (z, targets, slopes, gram)), strict=True)
+    for k, (z_now, targets_now, slopes_now, gram_now) in enumerate(places):
         if k:
-            z[:, now].baddbmm_(gram[:, now, before], slopes[:, before], alpha=-1)
-        slopes[:, now] = step(z[:, now], targets[:, now], rest)
+            before = k * batch
+            z_now.baddbmm_(gram_now[:, :, :before], slopes[:, :before], alpha=-1)
+        step(z_now, targets_now, slopes_now)
+    if bias is not None:
+        bias -= slopes.sum(1, keepdim=True)
 
 
-def _gram(inputs: Tensor, batch: int, per_round: bool, bias: bool) -> Tensor:
-    """K = X Xᵀ (+ 1 with a bias), [R, r, r]; with several batches only below the blocks of its diagonal."""
-    if per_round or inputs.device.type != "cpu":
-        gram = torch.bmm(inputs, inputs.transpose(1, 2))
-        return gram.add_(1) if bias else gram
+def _gram(inputs: Tensor, batch: int, per_round: bool) -> Tensor:
+    """X Xᵀ, [R, r, r]; of several batches a CPU makes only what is needed, below the blocks of the diagonal."""
     num_images = inputs.shape[1]
-    gram = inputs.new_empty(len(inputs), num_images, num_images)
-    for start in range(0, num_images, 2 * batch):
-        stop = start + 2 * batch
-        block = torch.bmm(inputs[:, start:stop], inputs[:, : stop - batch].transpose(1, 2))
-        gram[:, start:stop, : stop - batch] = block.add_(1) if bias else block
+    gram = _scratch("gram", (len(inputs), num_images, num_images), inputs)
+    height = num_images if per_round or inputs.device.type != "cpu" else 2 * batch
+    for start in range(0, num_images, height):
+        stop = min(start + height, num_images)
+        torch.bmm(inputs[:, start:stop], inputs[:, :stop].transpose(1, 2), out=gram[:, start:stop, :stop])
     return gram
 
 
-Step = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From pre-activations [R, b, H], labels [R, b] and later layers [R, P_rest], which learn, to η ∂loss/∂z."""
+Step = Callable[[Tensor, Tensor, Tensor], None]
+"""From pre-activations [R, b, H] and labels [R, b] to η ∂loss/∂z [R, b, H]; the later layers learn on the way."""
 
 
 def _by_hand(objective: Objective) -> bool:
     return _head(objective).layers is not None and objective.classifies
 
 
-def _chain_step(work: LocalWork, head: Head) -> Step:
-    """One step of SGD where ReLU and linear layers follow, by hand."""
+def _chain_step(work: LocalWork, rest: Tensor, shape: tuple[int, int, int]) -> Step:
+    """Steps of SGD where ReLU and linear layers follow, by hand."""
+    head = _head(work.objective)
     assert head.layers is not None
-    layers = head.layers
+    layers = [layer.split(rest) for layer in head.layers]
+    forward = [(weight.transpose(1, 2), bias) for weight, bias in layers]
+    widths = [head.outputs, *(layer.outputs for layer in head.layers)]
+    actives = [_scratch(f"active {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
+    earlier = [_scratch(f"slope {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
+    ones = rest.new_ones(shape[0], 1, shape[1])
+    scale = work.lr / shape[1]
 
-    def step(z: Tensor, targets: Tensor, rest: Tensor) -> Tensor:
-        weights = [layer.split(rest) for layer in layers]
-        inputs: list[Tensor] = []
+    def step(z: Tensor, wanted: Tensor, out: Tensor) -> None:
         output = z
-        for weight, bias in weights:
-            inputs.append(output.relu())
-            output = torch.baddbmm(bias, inputs[-1], weight.transpose(1, 2))
-        slope: Tensor = output.softmax(-1)
-        slope -= one_hot(targets, slope.shape[-1])
-        slope *= work.lr / targets.shape[1]
-        for (weight, bias), active in zip(reversed(weights), reversed(inputs), strict=True):
-            earlier = torch.bmm(slope, weight)
+        for active, (transposed, bias) in zip(actives, forward, strict=True):
+            torch.clamp_min(output, 0, out=active)
+            output = torch.baddbmm(bias, active, transposed)
+        slope = output.softmax(-1).mul_(scale).add_(wanted)
+        if not layers:
+            out.copy_(slope)
+        for i in reversed(range(len(layers))):
+            (weight, bias), active, into = layers[i], actives[i], earlier[i] if i else out
+            torch.bmm(slope, weight, out=into)
             weight.baddbmm_(slope.transpose(1, 2), active, alpha=-1)
-            bias -= slope.sum(1, keepdim=True)
-            slope = torch.ops.aten.threshold_backward(earlier, active, 0)  # zero where the unit was off
-        return slope
+            bias.baddbmm_(ones, slope, alpha=-1)
+            slope = torch.ops.aten.threshold_backward.grad_input(into, active, 0, grad_input=into)
 
     return step
 
 
-def _any_step(work: LocalWork, head: Head) -> Step:
-    """One step of SGD for any later layers, by automatic differentiation."""
-    objective = work.objective
+def _any_step(work: LocalWork, rest: Tensor) -> Step:
+    """Steps of SGD for any later layers, by automatic differentiation."""
+    objective, head = work.objective, _head(work.objective)
 
     def loss(params: dict[str, Tensor], z: Tensor, targets: Tensor) -> Tensor:
         return objective.output_loss(head.rest(params, z), targets)
 
     gradient = vmap(grad(loss, argnums=(0, 1)))
+    params = objective.unflatten(rest)
 
-    def step(z: Tensor, targets: Tensor, rest: Tensor) -> Tensor:
-        params = objective.unflatten(rest)
+    def step(z: Tensor, targets: Tensor, out: Tensor) -> None:
         by_params, by_z = gradient(params, z, targets)
         for name, slope in by_params.items():
-            params[name].sub_(slope, alpha=work.lr)
-        return torch.mul(by_z, work.lr)
+            params[name].sub_(slope * work.lr)
+        torch.mul(by_z, work.lr, out=out)
 
     return step
 
 
 def _chunks(work: LocalWork, count: int) -> Sequence[tuple[int, int]]:
-    """Positions of `count` rows in pieces that fit: one device at a time where CPU threads share them out."""
+    """Positions of `count` rows in pieces that fit."""
     num_images, head = work.batches.shape[2:].numel(), _head(work.objective)
     row_bytes = work.start.element_size() * num_images * (head.inputs + 2 * head.outputs + num_images)
     chunk = max(1, CHUNK_BYTES[work.start.device.type] // row_bytes)
-    if work.start.device.type == "cpu" and _by_hand(work.objective):
-        chunk = 1
     return [(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
 def _for_all(work: LocalWork, task: Callable[[int, int], None], rows: Rows | None = None) -> None:
     """Run a task on pieces of the rows that train (or of others), shared out over CPU threads where that pays."""
-    chunks = _chunks(work, len(work.rows if rows is None else rows))
-    threads = torch.get_num_threads()
-    if work.start.device.type != "cpu" or not _by_hand(work.objective) or threads == 1 or len(chunks) < threads:
-        for start, stop in chunks:
+    count, threads = len(work.rows if rows is None else rows), torch.get_num_threads()
+    if not count:
+        return
+    if work.start.device.type != "cpu" or not _by_hand(work.objective):
+        for start, stop in _chunks(work, count):
             task(start, stop)
         return
-    for _ in _workers(os.getpid(), threads).map(lambda piece: task(*piece), chunks):
+    share_out = _workers(os.getpid(), threads).map if count >= threads > 1 else map
+    chunk = 1  # what one device needs fills a thread's cache
+    if work.batches.shape[2] == 1:  # little to do for each: many at once
+        chunk = min(math.ceil(count / threads), _chunks(work, count)[0][1])
+    for _ in share_out(lambda row: task(row, min(row + chunk, count)), range(0, count, chunk)):
         pass
 
 

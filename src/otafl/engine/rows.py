@@ -15,7 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.utils.weak import WeakIdKeyDictionary
+
+from otafl.engine import kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +84,18 @@ class Schedule:
         index = self._index[self._first[t] : self._first[t + 1]]
         return announce(self._masks[t].clone(), Rows(index, tuple(self._bounds[t]), self._num_devices))
 
-
-def everyone(num_seeds: int, num_devices: int, device: torch.device) -> Tensor:
-    """The mask of all devices, announced."""
-    return Schedule(np.ones((1, num_seeds, num_devices), dtype=np.bool_), device).at(0)
+    def pick(self, t: Tensor) -> Tensor:
+        """The mask of the round in a tensor; its rows are not known to the host."""
+        return self._masks.index_select(0, t.view(1))[0]
 
 
 def replace_rows(models: Tensor, who: Tensor, params: Tensor, in_place: bool) -> Tensor:
     """Models [S, M, P] in which the devices `who` have their seed's [S, P]."""
     models = models if in_place else models.clone()
+    if kernels.can_mask(models):
+        kernels.masked_replace(models, params, who)
+        increment_version(models)
+        return models
     flat, rows = models.flatten(0, 1), rows_of(who)
     if models.device.type == "cpu":
         for s, first, last in rows.per_seed(0, len(rows)):

@@ -18,6 +18,11 @@ from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows
 from otafl.engine.updates import Updates, own_references, shared_reference
 
+
+class NotStatic(Exception):
+    """A round cannot be a CUDA graph: it does something that depends on what only the host knows."""
+
+
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}  # parameters of the device models trained at once
 
 
@@ -33,7 +38,10 @@ class LocalWork:
     batches: Tensor
     """Image indices, [S, M, steps, batch]; one step's worth if a round has one batch."""
     steps: int
-    lr: float
+    lr: float | Tensor
+    """η; a scalar tensor where rounds are a CUDA graph."""
+    mask: Tensor | None = None
+    """Of the rows, only these train, bool [S, M]: where rounds are a CUDA graph, which cannot pick rows."""
     reference: tuple[Tensor, Tensor] | None = None
     """Models that the end points are measured against, where that is not the start: pool and slots of `Updates`."""
 
@@ -48,6 +56,11 @@ class LocalWork:
             return Updates(end, *self.reference, self.lr)
         pool, slot = shared_reference(self.start, end.shape[1]) if self.start.dim() == 2 else own_references(self.start)
         return Updates(end, pool, slot, self.lr)
+
+    def need_rows(self) -> None:
+        """Refuse a mask, for those who cannot do with one."""
+        if self.mask is not None:
+            raise NotStatic("this engine needs to know which devices train")
 
     def models(self) -> Tensor:
         """A fresh copy of every device's start model, [S, M, P]."""
@@ -96,6 +109,7 @@ class BatchedEngine:
 
     def train(self, work: LocalWork) -> Updates:
         """Every device's update."""
+        work.need_rows()
         end = work.start if work.overwrites else work.models()
         features, targets = work.objective.train
         gradient = vmap(grad(work.objective.loss))
@@ -109,6 +123,6 @@ class BatchedEngine:
                 with work.objective.products():
                     slopes = gradient(params, features[batch], targets[batch])
                 for name, slope in slopes.items():
-                    params[name].sub_(slope, alpha=work.lr)
+                    params[name].sub_(slope * work.lr)
             models[rows] = flat
         return work.updates(end)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from otafl.engine import kernels
 from otafl.engine.rows import Rows, rows_of
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference formed at once
@@ -21,7 +22,7 @@ class Updates:
     device, or an anchor buffer. An Updates object is valid until one of its tensors is written.
     """
 
-    def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float) -> None:
+    def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float | Tensor) -> None:
         """End points [S, M, P], reference models [S, K, P] and which one each device has, int [S, M]."""
         self._end, self._pool, self._slot, self._lr = end, pool, slot, lr
         self._versions = self._current_versions()
@@ -38,40 +39,40 @@ class Updates:
         self._check()
         known = self._known_norms
         if known is None or known[0] is not who or known[1] != who._version:
-            norms = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
-            rows = rows_of(who)
-            if len(rows):
-                norms[rows.index] = self._row_norms(rows) / self._lr
-            known = self._known_norms = (who, who._version, norms.view(who.shape))
+            known = self._known_norms = (who, who._version, self._masked_norms(who) / self._lr)
         return known[2].clone()
 
     def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i · update_i over the devices `who`, [S, P]."""
         self._check()
-        scaled = (weights.to(torch.float64) / self._lr).to(self._pool.dtype).flatten()
-        total = self._pool.new_zeros(self._pool.shape[0], self._pool.shape[2])
-        self._add_rows(total, scaled, rows_of(who))
-        return total
+        return self._masked_sum((weights.to(torch.float64) / self._lr).to(self._pool.dtype), who)
 
     def dense(self) -> Tensor:
         """All updates at once, [S, M, P]."""
         seeds = torch.arange(len(self._pool), device=self._pool.device)[:, None]
         return (self.end - self._pool[seeds, self._slot]) / self._lr
 
-    def _row_norms(self, rows: Rows) -> Tensor:
-        """‖end − reference‖ of some rows, float64 [N]."""
-        parts = [
-            torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
-            for _, _, difference in self._differences(rows)
-        ]
-        return torch.cat(parts)
+    def _masked_norms(self, who: Tensor) -> Tensor:
+        """‖end − reference‖ of the devices `who`, float64 [S, M]; 0 for the others."""
+        if kernels.can_mask(self._end):
+            return kernels.masked_squares(self._end, self._pool, self._slot.contiguous(), who).sqrt_()
+        norms = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
+        rows = rows_of(who)
+        for start, stop, difference in self._differences(rows):
+            norms[rows.index[start:stop]] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
+        return norms.view(who.shape)
 
-    def _add_rows(self, total: Tensor, weights: Tensor, rows: Rows) -> None:
-        """Add Σ_i weights_i (end_i − reference_i) over some rows to [S, P]; weights [S·M]."""
-        picked = weights[rows.index]
+    def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
+        """Σ_i weights_i (end_i − reference_i) over the devices `who`, [S, P]; weights [S, M]."""
+        if kernels.can_mask(self._end):
+            return kernels.masked_sum(self._end, self._pool, self._slot.contiguous(), weights, who)
+        rows = rows_of(who)
+        picked = weights.flatten()[rows.index]
+        total = self._pool.new_zeros(self._pool.shape[0], self._pool.shape[2])
         for start, stop, difference in self._differences(rows):
             for s, first, last in rows.per_seed(start, stop):
                 total[s].addmv_(difference[first - start : last - start].t(), picked[first:last])
+        return total
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
         """(first position, last position, end − reference) of some rows, in chunks."""

@@ -8,7 +8,7 @@ Does not know: models, data, which method is speaking.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class Air:
     noise: NoiseSource
 
     def uplink(
-        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
     ) -> tuple[Tensor, Transmission]:
         """Devices `who` send tx_scale_i times their vector through h_i = coeff_i, all at once.
 
@@ -101,7 +101,7 @@ class IdealAir:
     num_params: int
 
     def uplink(
-        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
     ) -> tuple[Tensor, Transmission]:
         """Σ_i Re(tx_scale_i) · vector_i over the devices `who`."""
         weights = torch.where(who, tx_scale.to(torch.complex128), 0.0).real
@@ -122,7 +122,7 @@ class EnergyGuard:
         self._ratio = torch.zeros(len(seeds), dtype=torch.float64, device=device)
         self._place = torch.zeros((len(seeds), 2), dtype=torch.int64, device=device)
 
-    def note(self, t: int, energy_j: Tensor, alive: Tensor) -> Tensor:
+    def note(self, t: int | Tensor, energy_j: Tensor, alive: Tensor) -> Tensor:
         """Remember the energies [S, M] spent in round t; returns each seed's largest ratio [S].
 
         An energy that is not finite is a violation, unless the seed's model is not finite either: that seed (not
@@ -132,9 +132,9 @@ class EnergyGuard:
         energy_j = torch.where(alive[:, None], energy_j, 0.0)
         largest = (energy_j / self._limit_j).max(dim=-1)
         worse = largest.values > self._ratio
-        self._ratio = torch.where(worse, largest.values, self._ratio)
-        place = torch.stack([torch.full_like(largest.indices, t), largest.indices], dim=-1)
-        self._place = torch.where(worse[:, None], place, self._place)
+        self._ratio.copy_(torch.where(worse, largest.values, self._ratio))
+        place = torch.stack([torch.zeros_like(largest.indices) + t, largest.indices], dim=-1)
+        self._place.copy_(torch.where(worse[:, None], place, self._place))
         return largest.values
 
     def check(self) -> None:
