@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from otafl.config import Config, load_config
 from otafl.errors import ConfigError, PluginError, RunDirectoryError
-from otafl.metrics import Ledger, Rows, consensus
+from otafl.metrics import Ledger, Rows, consensus, on_host
 from otafl.radio.air import NoiseSource
 from otafl.result import Recorder, Result, describe_device, devices_csv, load_result, summarise
 from otafl.rounds import Rounds
@@ -152,13 +152,13 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
 def _row(sim: Simulation, state: Any, ledger: Ledger, r: int) -> Rows:
     """All columns of x^r."""
     record = sim.config.experiment.record
-    columns: Rows = {}
+    columns: dict[str, Tensor] = {}
 
     def score(prefix: str, params: Tensor, examples: Any) -> None:
         scores = sim.objective.evaluate(params, examples)
         if scores.accuracy is not None:
-            columns[f"{prefix}_accuracy"] = scores.accuracy.tolist()
-        columns[f"{prefix}_loss"] = scores.loss.tolist()
+            columns[f"{prefix}_accuracy"] = scores.accuracy
+        columns[f"{prefix}_loss"] = scores.loss
 
     score("test", state.params, sim.test)
     if sim.validation is not None:
@@ -168,13 +168,13 @@ def _row(sim: Simulation, state: Any, ledger: Ledger, r: int) -> Rows:
         score("mean", mean, sim.test)
     if "consensus" in record:
         local = getattr(state, "local_params", None)
-        columns["consensus"] = [0.0] * len(sim.seeds) if local is None else consensus(local).tolist()
+        columns["consensus"] = torch.zeros_like(ledger.active) if local is None else consensus(local)
     if "gradient" in record:
         weights = sim.sampler.image_weights(len(sim.objective.train.targets)).to(sim.device, sim.dtype)
-        columns["grad_norm_sq"] = sim.objective.grad_norm_sq(state.params, weights).tolist()
+        columns["grad_norm_sq"] = sim.objective.grad_norm_sq(state.params, weights)
         if mean is not None:
-            columns["mean_grad_norm_sq"] = sim.objective.grad_norm_sq(mean, weights).tolist()
-    return columns | ledger.row(r)
+            columns["mean_grad_norm_sq"] = sim.objective.grad_norm_sq(mean, weights)
+    return on_host(columns | ledger.row(r))
 
 
 def _finish(

@@ -66,6 +66,7 @@ COLUMNS = (
 """Columns of metrics.csv after seed and round, in order; a method's own follow."""
 RESERVED_COLUMNS = frozenset({"seed", "round", *COLUMNS})
 INTEGER_COLUMNS = frozenset({"staleness_max", "anchors", "channel_uses", "scalar_reports"})
+SNR = "snr_db"  # a power ratio until it is on the host
 INTERVAL = ("active", "bound", "bound_rounds", "energy_ratio", "snr", "noise_to_update", "sent_rounds")
 """Fields of the ledger that start anew with every row."""
 
@@ -152,24 +153,23 @@ class Ledger:
         for name, value in info.extra.items():
             self.extra.setdefault(name, torch.zeros_like(self.active)).add_(value)
 
-    def row(self, r: int) -> Rows:
-        """Columns of the ledger after r rounds; then the interval starts anew."""
+    def row(self, r: int) -> dict[str, Tensor]:
+        """Columns of the ledger after r rounds, each [S]; then the interval starts anew."""
         staleness = (r - self.last_active).to(torch.float64)
-        rounds = float(self.rounds)
-        columns: Rows = {
-            "num_active": _ratio(self.active, rounds),
-            "norm_bound": _ratio(self.bound, self.bound_rounds),
-            "staleness_mean": staleness.mean(-1).tolist(),
-            "staleness_max": staleness.max(-1).values.tolist(),
-            "anchors": self.anchors.tolist(),
-            "energy_ratio_max": self.energy_ratio.tolist() if rounds else _ratio(self.active, 0.0),
-            "snr_db": [linear_to_db(value) if value > 0 else math.nan for value in _ratio(self.snr, self.sent_rounds)],
-            "noise_to_update": _ratio(self.noise_to_update, self.sent_rounds),
-            "energy_j": self.energy_j.sum(-1).tolist(),
-            "channel_uses": self.channel_uses.to(torch.float64).tolist(),
-            "scalar_reports": self.scalar_reports.to(torch.float64).tolist(),
+        columns = {
+            "num_active": self.active / self.rounds,
+            "norm_bound": self.bound / self.bound_rounds,
+            "staleness_mean": staleness.mean(-1),
+            "staleness_max": staleness.max(-1).values,
+            "anchors": self.anchors.clone(),
+            "energy_ratio_max": torch.where(self.rounds > 0, self.energy_ratio, math.nan),
+            SNR: self.snr / self.sent_rounds,
+            "noise_to_update": self.noise_to_update / self.sent_rounds,
+            "energy_j": self.energy_j.sum(-1),
+            "channel_uses": self.channel_uses.to(torch.float64),
+            "scalar_reports": self.scalar_reports.to(torch.float64),
         }
-        columns |= {name: _ratio(value, rounds) for name, value in self.extra.items()}
+        columns |= {name: value / self.rounds for name, value in self.extra.items()}
         for name in INTERVAL:
             getattr(self, name).zero_()
         self.rounds.zero_()
@@ -189,9 +189,12 @@ class Ledger:
         return Ledger(**{name: value for name, value in tensors.items() if name[:6] != "extra."}, extra=extra)
 
 
-def _ratio(total: Tensor, count: Tensor | float) -> list[float]:
-    """total/count per seed, NaN where count is 0."""
-    return (total / torch.as_tensor(count, dtype=torch.float64, device=total.device)).tolist()
+def on_host(columns: Mapping[str, Tensor]) -> Rows:
+    """Columns as numbers, fetched from the compute device at once; a signal-to-noise ratio in dB."""
+    values = torch.stack([value.to(torch.float64) for value in columns.values()]).tolist()
+    rows: Rows = dict(zip(columns, values, strict=True))
+    rows[SNR] = [linear_to_db(value) if value > 0 else math.nan for value in rows[SNR]]
+    return rows
 
 
 def consensus(local_params: Tensor) -> Tensor:

@@ -130,7 +130,8 @@ class Simulation:
 
     def static_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
         """The instruments of the round whose number is in a tensor, from the same tensors every time."""
-        now = {quantity: rounds.index_select(0, t.view(1))[0] for quantity, rounds in self._channel.items()}
+        needed = {"h"} | self.algorithm.knowledge.device | self.algorithm.knowledge.server
+        now = {name: rounds.index_select(0, t.view(1))[0] for name, rounds in self._channel.items() if name in needed}
         active = None if self._active is None else self._active.pick(t)
         return self._round(t, lr, now, lambda: batches, air, active, None)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from otafl.algorithms.base import Problem
+from otafl.engine import kernels
 
 Pruning = Literal["references", "paper"]
 FREE = -1
@@ -52,6 +53,8 @@ class Anchors:
         references = torch.zeros(self.index.shape, dtype=torch.float64, device=self.pool.device)
         references.scatter_add_(1, self.slot, who.to(torch.float64))
         share = (references / references.sum(-1, keepdim=True).clamp(min=1.0)).to(self.pool.dtype)
+        if kernels.can_mask(self.pool):
+            return kernels.masked_sum(self.pool, None, None, share, share != 0)
         if self.pool.device.type != "cpu":
             return torch.einsum("sk,skp->sp", share, self.pool)
         mean = self.pool.new_zeros(self.pool.shape[0], self.pool.shape[2])

@@ -167,9 +167,8 @@ class Round:
         if who is None:
             who = self.everyone if reference is None or self._useful is None else self._useful
         check_mask(self._owner, "train()", who, shape)
-        mask = who if self._static and who is not self.everyone else None
-        rows = rows_of(who if mask is None else self.everyone)
-        batches = self._batches()
+        rows, batches = rows_of(who), self._batches()
+        mask = who if rows.padded else None
         work = LocalWork(self._objective, start, rows, batches, self._local_steps, self.lr, mask, reference)
         return self._engine.train(work)
 
@@ -181,8 +180,7 @@ class Round:
             raise PluginError(f"algorithm {self._owner}: report() needs one real value per device, of shape {shape}")
         self._scalars += who.sum(-1)
         self._note_strays(who)
-        kept = who.clone() if self._static else announce(who.clone(), rows_of(who))
-        return Reports(torch.where(who, values, torch.zeros_like(values)), kept)
+        return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
 
     def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Tensor:
         """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what is heard, [S, P]."""

@@ -37,11 +37,15 @@ class BatchSampler:
     ) -> None:
         self._seeds, self._device = seeds, device or torch.device("cpu")
         self._shape = (local_steps if batches == "per_step" else 1, batch_size)
-        self._images = [np.concatenate(share) for share in shares]
-        self._counts = [np.array([len(part) for part in share]) for share in shares]
+        images = [np.concatenate(share) for share in shares]
+        counts = np.array([[len(part) for part in share] for share in shares])
+        self._images, self._counts = images, counts
+        before = np.cumsum([0] + [len(part) for part in images[:-1]])[:, None]
+        self._first = torch.from_numpy(before + np.cumsum(counts, axis=1) - counts)[..., None, None].to(self._device)
+        self._count = torch.from_numpy(counts.astype(np.float64))[..., None, None].to(self._device)
+        self._image = torch.from_numpy(np.concatenate(images)).to(self._device)
         self._drawn: dict[int, Tensor] = {}
-        num_devices = len(self._counts[0])
-        self._kept = KEPT_INDICES // (len(seeds) * num_devices * self._shape[0] * batch_size)
+        self._kept = KEPT_INDICES // (counts.size * self._shape[0] * batch_size)
 
     def at(self, t: int) -> Tensor:
         """Image indices of round t, [S, M, steps, batch]; one step's worth if drawn per round.
@@ -50,17 +54,14 @@ class BatchSampler:
         """
         if t in self._drawn:
             return self._drawn[t]
-        rows = []
-        for seed, images, counts in zip(self._seeds, self._images, self._counts, strict=True):
-            uniform = Streams(seed).at("batches", t).random((len(counts), *self._shape))
-            uniform *= counts[:, None, None]
-            first = np.cumsum(counts) - counts
-            rows.append(images[first[:, None, None] + uniform.astype(np.int64)])
-        drawn = torch.from_numpy(np.stack(rows))
-        if self._device.type == "cpu":
-            return drawn
-        drawn = drawn.pin_memory().to(self._device, non_blocking=True)  # the host does not wait
-        if t < self._kept:
+        uniform = np.empty((*self._counts.shape, *self._shape))
+        for seed, row in zip(self._seeds, uniform, strict=True):
+            Streams(seed).at("batches", t).random(out=row)
+        drawn = torch.from_numpy(uniform)
+        if self._device.type != "cpu":
+            drawn = drawn.pin_memory().to(self._device, non_blocking=True)  # the host does not wait
+        drawn = self._image[(drawn * self._count).to(torch.int64).add_(self._first)]
+        if self._device.type != "cpu" and t < self._kept:
             self._drawn[t] = drawn
         return drawn
 

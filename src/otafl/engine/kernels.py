@@ -95,13 +95,14 @@ def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tens
     return parts.sum(-1)
 
 
-def masked_sum(end: Tensor, pool: Tensor, slot: Tensor, weights: Tensor, who: Tensor) -> Tensor:
-    """Σ_i weights_i (end_i − pool[slot_i]) over the devices `who`, [S, P]; weights float32 [S, M]."""
+def masked_sum(end: Tensor, pool: Tensor | None, slot: Tensor | None, weights: Tensor, who: Tensor) -> Tensor:
+    """Σ_i weights_i (end_i − pool[slot_i]) over the devices `who`, [S, P]; weights float32 [S, M]; no pool is 0."""
     num_seeds, num_devices, size = end.shape
+    strides = (0, 0) if pool is None else pool.stride()[:2]
     total = end.new_empty(num_seeds, size)
     _sum[(num_seeds, triton.cdiv(size, SPAN // 4))](
-        end, pool, slot, weights.contiguous(), who, total, size, num_devices, end.stride(0), end.stride(1),
-        pool.stride(0), pool.stride(1), SPAN=SPAN // 4,
+        end, end if pool is None else pool, who if slot is None else slot, weights.contiguous(), who, total,
+        size, num_devices, end.stride(0), end.stride(1), *strides, SPAN=SPAN // 4, RELATIVE=pool is not None,
     )  # fmt: skip
     return total
 
@@ -149,7 +150,7 @@ def _step_source(
     slopes += row * num_images * hidden
     gram += row * num_images * num_images
     tile = image[:, None] * hidden + unit[None, :]
-    if MASKED:
+    if MASKED:  # noqa: SIM102 - decided at compilation
         if tl.load(mask + row) == 0:
             if k < steps:
                 nothing = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
@@ -243,6 +244,7 @@ def _sum_source(
     pool_seed_stride: "Any",
     pool_stride: "Any",
     SPAN: "tl.constexpr",
+    RELATIVE: "tl.constexpr",
 ) -> None:
     """One span of one seed's weighted sum."""
     seed = tl.program_id(0).to(tl.int64)
@@ -254,26 +256,28 @@ def _sum_source(
         if tl.load(who + row) != 0:
             mine_at = end + seed * end_seed_stride + (row - seed * num_devices) * end_stride + at
             mine = tl.load(mine_at, mask=inside, other=0.0)
-            other = pool + seed * pool_seed_stride + tl.load(slot + row) * pool_stride
-            sum_here += tl.load(weights + row) * (mine - tl.load(other + at, mask=inside, other=0.0))
+            if RELATIVE:
+                other = pool + seed * pool_seed_stride + tl.load(slot + row) * pool_stride
+                mine -= tl.load(other + at, mask=inside, other=0.0)
+            sum_here += tl.load(weights + row) * mine
     tl.store(total + seed * size + at, sum_here, mask=inside)
 
 
 def _replace_source(
     models: "Any",
-    params: "Any",
+    fresh: "Any",
     who: "Any",
     size: "Any",
     num_devices: "Any",
     stride: "Any",
-    params_stride: "Any",
+    fresh_stride: "Any",
     SPAN: "tl.constexpr",
 ) -> None:
     """One span of one device's new model."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(who + row) != 0:
         at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
-        value = tl.load(params + (row // num_devices) * params_stride + at, mask=at < size)
+        value = tl.load(fresh + (row // num_devices) * fresh_stride + at, mask=at < size)
         tl.store(models + row * stride + at, value, mask=at < size)
 
 

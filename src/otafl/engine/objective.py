@@ -128,21 +128,31 @@ class Objective:
         """Mean loss of a model's output."""
         return self._example_loss(output, targets).mean()
 
-    def _example_scores(self, params: dict[str, Tensor], features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        output = functional_call(self._module, params, (features,))
-        correct = (output.argmax(-1) == targets).sum()
-        return self._example_loss(output, targets).sum(), correct
+    def _outputs(self, flat: Tensor, features: Tensor) -> Tensor:
+        """Outputs of every row of [S, P] for the same features, [S, N, ·]."""
+        if self.head is None or self.head.layers is None:
+            forward = vmap(lambda row: functional_call(self._module, self.unflatten(row), (features,)))
+            outputs: Tensor = forward(flat)
+            return outputs
+        weight, bias, rest = self.head.split(flat)
+        output = torch.matmul(features, weight.contiguous().transpose(1, 2))
+        if bias is not None:
+            output += bias
+        for layer in self.head.layers:
+            weight, bias = layer.split(rest)
+            output = torch.baddbmm(bias, output.relu_(), weight.transpose(1, 2))
+        return output
 
     def evaluate(self, flat: Tensor, examples: Examples) -> Scores:
         """Mean loss and accuracy of every row of [S, P] on a split."""
         total = torch.zeros(len(flat), dtype=torch.float64, device=self.device)
         correct = torch.zeros(len(flat), dtype=torch.int64, device=self.device)
-        scores = vmap(self._example_scores, in_dims=(0, None, None))
         with torch.no_grad(), self.products():
             for features, targets in _chunks(examples):
-                chunk_loss, chunk_correct = scores(self.unflatten(flat), features, targets)
-                total += chunk_loss
-                correct += chunk_correct
+                output = self._outputs(flat, features)
+                repeated = targets.expand(output.shape[:2])
+                total += self._example_loss(output.flatten(0, 1), repeated.flatten()).view(repeated.shape).sum(-1)
+                correct += (output.argmax(-1) == targets).sum(-1)
         count = len(examples.targets)
         return Scores(total / count, correct.to(torch.float64) / count if self.classifies else None)
 

@@ -20,7 +20,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -89,6 +89,7 @@ class PreactivationEngine:
         """All devices from one model; no weights of their own."""
         head, rows = _head(work.objective), work.rows
         weight, bias, rest = head.split(work.start)
+        weight = weight.contiguous()  # aligned, for fast products
         slopes = self._slopes((len(rows), work.batches.shape[2:].numel(), head.outputs), work.start)
         seeds = rows.index // rows.num_devices
         rests, biases = rest[seeds], None if bias is None else bias[seeds]
@@ -96,9 +97,10 @@ class PreactivationEngine:
         def train(start: int, stop: int) -> None:
             inputs, targets = _examples(work, rows.index[start:stop])
             z = _scratch("z", slopes[start:stop].shape, slopes)
-            for s, first, last in rows.per_seed(start, stop):
-                part = slice(first - start, last - start)
-                torch.mm(inputs[part].flatten(0, 1), weight[s].t(), out=z[part].flatten(0, 1))
+            for seeds_here, part in _equal_parts(rows, start, stop):
+                each = len(weight[seeds_here]), -1
+                left = inputs[part].view(*each, head.inputs)
+                torch.bmm(left, weight[seeds_here].transpose(1, 2), out=z[part].view(*each, head.outputs))
             mine = None if biases is None else biases[start:stop]
             _descend(work, rows.index[start:stop], inputs, z, mine, targets, rests[start:stop], slopes[start:stop])
 
@@ -164,7 +166,7 @@ class FactoredUpdates(Updates):
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
         squares = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
-        rows = self._work.rows if self._work.mask is not None else self._trained(rows_of(who))
+        rows = self._trained(rows_of(who))
 
         def measure(start: int, stop: int) -> None:
             inputs, slopes, rest = self._factors(rows, start, stop)
@@ -178,31 +180,47 @@ class FactoredUpdates(Updates):
         with self._work.objective.products():
             _for_all(self._work, measure, rows)
         norms = squares.clamp_(min=0).sqrt_().view(who.shape)
-        return norms if self._work.mask is None else torch.where(who, norms, 0.0)
+        return torch.where(who, norms, 0.0) if rows.padded else norms
 
     def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""
-        rows = self._work.rows if self._work.mask is not None else self._trained(rows_of(who))
+        rows = self._trained(rows_of(who))
         scales = torch.where(who, weights, 0.0).flatten()[rows.index]
         total = torch.zeros_like(self._work.start)
         weight, bias, rest = self._head.split(total)
+        sums = torch.zeros_like(weight, memory_format=torch.contiguous_format)  # aligned, for fast products
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
                 inputs, slopes, change = self._factors(rows, start, stop)
                 common = _common(scales[start:stop])
                 if common is None:
                     inputs *= scales[start:stop, None, None]
+                for seeds, part in _equal_parts(rows, start, stop):
+                    each = len(sums[seeds]), -1
+                    left, right = (
+                        slopes[part].view(*each, self._head.outputs),
+                        inputs[part].view(*each, self._head.inputs),
+                    )
+                    sums[seeds].baddbmm_(left.transpose(1, 2), right, alpha=-(common or 1))
                 for s, first, last in rows.per_seed(start, stop):
                     part = slice(first - start, last - start)
-                    pair = slopes[part].flatten(0, 1).t(), inputs[part].flatten(0, 1)
-                    weight[s].addmm_(*pair, alpha=-(common or 1))
                     if bias is not None:
                         bias[s, 0].addmv_(slopes[part].sum(1).t(), scales[first:last], alpha=-1)
                     rest[s].addmv_(change[part].t(), scales[first:last])
+        weight.copy_(sums)
         return total
 
     def _current_versions(self) -> tuple[int, ...]:
         return self._pool._version, self._slopes._version, self._rests._version
+
+
+def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
+    """(seeds, their positions from `start`) with as many rows for each seed: all at once, or seed by seed."""
+    if rows.even and (start, stop) == (0, len(rows)):
+        yield slice(None), slice(None)
+        return
+    for s, first, last in rows.per_seed(start, stop):
+        yield slice(s, s + 1), slice(first - start, last - start)
 
 
 def _common(scales: Tensor) -> float | None:
@@ -234,10 +252,11 @@ def _scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
 def _examples(work: LocalWork, index: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs [R, r, n] and labels [R, r] of some rows' batches, for passing use."""
     features, targets = work.objective.train
-    images = work.batches.flatten(0, 1)[index].flatten()
+    batches = work.batches.flatten(0, 1)
+    images = (batches if len(index) == len(batches) else batches.index_select(0, index)).flatten()
     inputs = _scratch("inputs", (len(images), features.shape[1]), features)
     torch.index_select(features, 0, images, out=inputs)
-    return inputs.view(len(index), -1, features.shape[1]), targets[images].view(len(index), -1)
+    return inputs.view(len(index), -1, features.shape[1]), targets.index_select(0, images).view(len(index), -1)
 
 
 def _descend(

@@ -10,6 +10,8 @@ Does not know: why a device is in a mask.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -30,6 +32,8 @@ class Rows:
     bounds: tuple[int, ...]
     """The rows of seed s are index[bounds[s]:bounds[s + 1]]."""
     num_devices: int
+    padded: bool = False
+    """Whether other rows are among them, so that every round has as many: the mask tells."""
 
     def __len__(self) -> int:
         return self.bounds[-1]
@@ -39,9 +43,14 @@ class Rows:
         """Whether every device of every seed is there."""
         return len(self) == (len(self.bounds) - 1) * self.num_devices
 
+    @property
+    def even(self) -> bool:
+        """Whether every seed has as many rows."""
+        return all(stop - start == self.bounds[1] for start, stop in pairwise(self.bounds))
+
     def per_seed(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         """(seed, first, last) for the seeds that positions start … stop of `index` touch."""
-        for s, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+        for s, (first, last) in enumerate(pairwise(self.bounds)):
             first, last = max(first, start), min(last, stop)
             if first < last:
                 yield s, first, last
@@ -85,8 +94,20 @@ class Schedule:
         return announce(self._masks[t].clone(), Rows(index, tuple(self._bounds[t]), self._num_devices))
 
     def pick(self, t: Tensor) -> Tensor:
-        """The mask of the round in a tensor; its rows are not known to the host."""
-        return self._masks.index_select(0, t.view(1))[0]
+        """The mask of the round in a tensor, announced with equally many rows in every round and seed."""
+        index = self._padded.index_select(0, t.view(1))[0]
+        bounds = tuple(range(0, index.numel() + 1, index.shape[1]))
+        rows = Rows(index.flatten(), bounds, self._num_devices, padded=True)
+        return announce(self._masks.index_select(0, t.view(1))[0], rows)
+
+    @cached_property
+    def _padded(self) -> Tensor:
+        """Rows of each round and seed, those of the mask first, as many as the largest mask has, [T, S, C]."""
+        masks = self._masks.cpu().numpy()
+        most = max(1, masks.sum(-1).max())
+        devices = np.argsort(~masks, axis=-1, kind="stable")[..., :most]
+        seeds = np.arange(masks.shape[1])[:, None]
+        return torch.from_numpy(np.sort(devices, axis=-1) + seeds * self._num_devices).to(self._masks.device)
 
 
 def replace_rows(models: Tensor, who: Tensor, params: Tensor, in_place: bool) -> Tensor:
