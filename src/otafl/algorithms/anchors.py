@@ -16,6 +16,7 @@ from torch import Tensor
 
 from otafl.algorithms.base import Problem
 from otafl.engine import kernels
+from otafl.engine.rows import replace_rows
 
 Pruning = Literal["references", "paper"]
 FREE = -1
@@ -74,7 +75,9 @@ class Anchors:
         heard = who.any(-1)
         row = (index != FREE).to(torch.int8).argmin(dim=-1)  # first free one
         seeds = torch.arange(len(pool), device=pool.device)
-        pool[seeds, row] = torch.where(heard[:, None], params, pool[seeds, row])
+        written = torch.zeros_like(index, dtype=torch.bool)
+        written[seeds, row] = heard
+        pool = replace_rows(pool, written, params, in_place=True)
         index[seeds, row] = torch.where(heard, r, index[seeds, row])
         return Anchors(pool, index, torch.where(who, row[:, None], self.slot))
 

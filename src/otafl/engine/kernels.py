@@ -84,6 +84,33 @@ def descend(
         )  # fmt: skip
 
 
+def gather_both(features: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs X [R, r, n] and Xᵀ [R, n, r], in the layout that products in TF32 want, of images [R, r]."""
+    inputs = features.new_empty(*images.shape, features.shape[1])
+    turned = features.new_empty(len(images), features.shape[1], images.shape[1])
+    _gather_into(features, images, inputs, turned, None, 1)
+    return inputs, turned
+
+
+def gather_turned(features: Tensor, images: Tensor, scales: Tensor, num_groups: int) -> Tensor:
+    """(w X)ᵀ of all rows of a group side by side, [groups, n, R/groups · r], of images [R, r] and weights w [R]."""
+    each = len(images) // num_groups
+    turned = features.new_empty(num_groups, features.shape[1], each * images.shape[1])
+    _gather_into(features, images, None, turned, scales, each)
+    return turned
+
+
+def _gather_into(
+    features: Tensor, images: Tensor, inputs: Tensor | None, turned: Tensor, scales: Tensor | None, each: int
+) -> None:
+    num_rows, num_images = images.shape
+    size = features.shape[1]
+    _gather[(triton.cdiv(size, 64), triton.cdiv(num_images, 32), num_rows)](
+        features, images, turned if inputs is None else inputs, turned, features if scales is None else scales,
+        num_images, size, each, IMAGES=32, SPAN=64, STRAIGHT=inputs is not None, SCALED=scales is not None,
+    )  # fmt: skip
+
+
 def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tensor:
     """‖end_i − pool[slot_i]‖² of the devices `who`, accumulated in float64, [S, M]; 0 for the others."""
     num_seeds, num_devices, size = end.shape
@@ -200,6 +227,36 @@ def _step_source(
         tl.store(after + score_at, part)
 
 
+def _gather_source(
+    features: "Any",
+    images: "Any",
+    inputs: "Any",
+    turned: "Any",
+    scales: "Any",
+    num_images: "Any",
+    size: "Any",
+    each: "Any",
+    IMAGES: "tl.constexpr",
+    SPAN: "tl.constexpr",
+    STRAIGHT: "tl.constexpr",
+    SCALED: "tl.constexpr",
+) -> None:
+    """One tile of one row's inputs, transposed and perhaps scaled, and perhaps as they are."""
+    row = tl.program_id(2).to(tl.int64)
+    place = tl.program_id(1) * IMAGES + tl.arange(0, IMAGES)
+    pixel = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
+    image = tl.load(images + row * num_images + place, mask=place < num_images, other=0)
+    inside = (place < num_images)[:, None] & (pixel < size)[None, :]
+    value = tl.load(features + image[:, None] * size + pixel[None, :], mask=inside, other=0.0)
+    if STRAIGHT:
+        tl.store(inputs + (row * num_images + place[:, None]) * size + pixel[None, :], value, mask=inside)
+    if SCALED:
+        value *= tl.load(scales + row)
+    line = ((row // each) * size + pixel[:, None]) * each + row % each
+    at = turned + line * num_images + place[None, :]
+    tl.store(at, tl.trans(value), mask=(pixel < size)[:, None] & (place < num_images)[None, :])
+
+
 def _squares_source(
     end: "Any",
     pool: "Any",
@@ -285,6 +342,6 @@ def _compiled(source: Any) -> Any:
     return None if triton is None else triton.jit(source)
 
 
-_step, _squares, _sum, _replace = (
-    _compiled(source) for source in (_step_source, _squares_source, _sum_source, _replace_source)
+_step, _gather, _squares, _sum, _replace = (
+    _compiled(source) for source in (_step_source, _gather_source, _squares_source, _sum_source, _replace_source)
 )

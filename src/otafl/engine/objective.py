@@ -135,7 +135,10 @@ class Objective:
             outputs: Tensor = forward(flat)
             return outputs
         weight, bias, rest = self.head.split(flat)
-        output = torch.matmul(features, weight.contiguous().transpose(1, 2))
+        weight = weight.contiguous()  # aligned, for fast products
+        output = flat.new_empty(len(flat), len(features), self.head.outputs)
+        for s in range(len(flat)):  # the features are not repeated
+            torch.mm(features, weight[s].t(), out=output[s])
         if bias is not None:
             output += bias
         for layer in self.head.layers:

@@ -75,10 +75,13 @@ class PreactivationEngine:
             chunk = flat[first : first + stop - start] if view else flat[index]
             weight, bias, rest = head.split(chunk)
             inputs, targets = _examples(work, index)
+            turned = inputs.transpose(1, 2)
+            if work.objective.tf32 and kernels.can_mask(inputs):  # the same in another layout, which is faster
+                inputs, turned = kernels.gather_both(work.objective.train.features, _images(work, index))
             z, slopes = (_scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
             torch.bmm(inputs, weight.transpose(1, 2), out=z)
             _descend(work, index, inputs, z, bias, targets, rest, slopes)
-            weight.baddbmm_(slopes.transpose(1, 2), inputs, alpha=-1)
+            weight.baddbmm_(slopes.transpose(1, 2), turned.transpose(1, 2), alpha=-1)
             if not view:
                 flat[index] = chunk
 
@@ -157,11 +160,11 @@ class FactoredUpdates(Updates):
         return rows_of((mask & (self._position >= 0)).view(-1, rows.num_devices))
 
     def _factors(self, rows: Rows, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs X [R, r, n], G [R, r, H] and the change of the later layers [R, P_rest] of some trained rows."""
+        """Rows, G [R, r, H] and the change of the later layers [R, P_rest] of some trained rows."""
         index = rows.index[start:stop]
         mine = slice(start, stop) if rows is self._work.rows else self._position[index]
         rest_start = self._head.split(self._work.start)[2][index // rows.num_devices]
-        return _examples(self._work, index)[0], self._slopes[mine], self._rests[mine] - rest_start
+        return index, self._slopes[mine], self._rests[mine] - rest_start
 
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
@@ -169,13 +172,14 @@ class FactoredUpdates(Updates):
         rows = self._trained(rows_of(who))
 
         def measure(start: int, stop: int) -> None:
-            inputs, slopes, rest = self._factors(rows, start, stop)
+            index, slopes, rest = self._factors(rows, start, stop)
+            inputs = _examples(self._work, index)[0]
             gram = torch.bmm(inputs, inputs.transpose(1, 2))
             if self._head.bias:
                 gram += 1
             first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
             later = torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
-            squares[rows.index[start:stop]] = first + later
+            squares[index] = first + later
 
         with self._work.objective.products():
             _for_all(self._work, measure, rows)
@@ -191,17 +195,12 @@ class FactoredUpdates(Updates):
         sums = torch.zeros_like(weight, memory_format=torch.contiguous_format)  # aligned, for fast products
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
-                inputs, slopes, change = self._factors(rows, start, stop)
-                common = _common(scales[start:stop])
-                if common is None:
-                    inputs *= scales[start:stop, None, None]
+                index, slopes, change = self._factors(rows, start, stop)
                 for seeds, part in _equal_parts(rows, start, stop):
-                    each = len(sums[seeds]), -1
-                    left, right = (
-                        slopes[part].view(*each, self._head.outputs),
-                        inputs[part].view(*each, self._head.inputs),
-                    )
-                    sums[seeds].baddbmm_(left.transpose(1, 2), right, alpha=-(common or 1))
+                    count = len(sums[seeds])
+                    left = slopes[part].view(count, -1, self._head.outputs)
+                    right, factor = _scaled_inputs(self._work, index[part], scales[start:stop][part], count)
+                    sums[seeds].baddbmm_(left.transpose(1, 2), right, alpha=-factor)
                 for s, first, last in rows.per_seed(start, stop):
                     part = slice(first - start, last - start)
                     if bias is not None:
@@ -223,13 +222,6 @@ def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, sli
         yield slice(s, s + 1), slice(first - start, last - start)
 
 
-def _common(scales: Tensor) -> float | None:
-    """The scale that all have in common, where a CPU can see it at a glance and it is not 0."""
-    if scales.device.type != "cpu" or not bool((scales == scales[0]).all()):
-        return None
-    return float(scales[0]) or None
-
-
 def _head(objective: Objective) -> Head:
     assert objective.head is not None
     return objective.head
@@ -249,14 +241,31 @@ def _scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
     return buffer[:size].view(shape)
 
 
+def _images(work: LocalWork, index: Tensor) -> Tensor:
+    """Images of some rows' batches, [R, r]."""
+    batches = work.batches.flatten(2).flatten(0, 1)
+    return batches if len(index) == len(batches) else batches.index_select(0, index)
+
+
 def _examples(work: LocalWork, index: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs [R, r, n] and labels [R, r] of some rows' batches, for passing use."""
     features, targets = work.objective.train
-    batches = work.batches.flatten(0, 1)
-    images = (batches if len(index) == len(batches) else batches.index_select(0, index)).flatten()
-    inputs = _scratch("inputs", (len(images), features.shape[1]), features)
-    torch.index_select(features, 0, images, out=inputs)
-    return inputs.view(len(index), -1, features.shape[1]), targets.index_select(0, images).view(len(index), -1)
+    images = _images(work, index)
+    inputs = _scratch("inputs", (images.numel(), features.shape[1]), features)
+    torch.index_select(features, 0, images.flatten(), out=inputs)
+    return inputs.view(*images.shape, -1), targets.index_select(0, images.flatten()).view(images.shape)
+
+
+def _scaled_inputs(work: LocalWork, index: Tensor, scales: Tensor, num_groups: int) -> tuple[Tensor, float]:
+    """w X of some rows, a group's below one another, [groups, ·, n], and the factor that it still lacks."""
+    features = work.objective.train.features
+    if work.objective.tf32 and kernels.can_mask(features):
+        return kernels.gather_turned(features, _images(work, index), scales, num_groups).transpose(1, 2), 1.0
+    inputs = _examples(work, index)[0]
+    if scales.device.type == "cpu" and bool((scales == scales[0]).all()):  # seen at a glance: not a pass over inputs
+        return inputs.view(num_groups, -1, inputs.shape[2]), float(scales[0])
+    inputs *= scales[:, None, None]
+    return inputs.view(num_groups, -1, inputs.shape[2]), 1.0
 
 
 def _descend(
