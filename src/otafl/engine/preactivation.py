@@ -74,13 +74,14 @@ class PreactivationEngine:
             first = start if rows.complete or not view else int(index[0])
             chunk = flat[first : first + stop - start] if view else flat[index]
             weight, bias, rest = head.split(chunk)
-            inputs, targets = _examples(work, index)
-            turned = inputs.transpose(1, 2)
-            if work.objective.tf32 and kernels.can_mask(inputs):  # the same in another layout, which is faster
+            if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
                 inputs, turned = kernels.gather_both(work.objective.train.features, _images(work, index))
+            else:
+                inputs = _inputs(work, index)
+                turned = inputs.transpose(1, 2)
             z, slopes = (_scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
             torch.bmm(inputs, weight.transpose(1, 2), out=z)
-            _descend(work, index, inputs, z, bias, targets, rest, slopes)
+            _descend(work, index, inputs, z, bias, rest, slopes)
             weight.baddbmm_(slopes.transpose(1, 2), turned.transpose(1, 2), alpha=-1)
             if not view:
                 flat[index] = chunk
@@ -98,14 +99,14 @@ class PreactivationEngine:
         rests, biases = rest[seeds], None if bias is None else bias[seeds]
 
         def train(start: int, stop: int) -> None:
-            inputs, targets = _examples(work, rows.index[start:stop])
+            inputs = _inputs(work, rows.index[start:stop])
             z = _scratch("z", slopes[start:stop].shape, slopes)
             for seeds_here, part in _equal_parts(rows, start, stop):
                 each = len(weight[seeds_here]), -1
                 left = inputs[part].view(*each, head.inputs)
                 torch.bmm(left, weight[seeds_here].transpose(1, 2), out=z[part].view(*each, head.outputs))
             mine = None if biases is None else biases[start:stop]
-            _descend(work, rows.index[start:stop], inputs, z, mine, targets, rests[start:stop], slopes[start:stop])
+            _descend(work, rows.index[start:stop], inputs, z, mine, rests[start:stop], slopes[start:stop])
 
         _for_all(work, train)
         updates = FactoredUpdates(work, slopes, rests)
@@ -144,7 +145,7 @@ class FactoredUpdates(Updates):
                 chunk = flat[index]
                 weight, bias, rest = self._head.split(chunk)
                 slopes = self._slopes[start:stop]
-                weight.baddbmm_(slopes.transpose(1, 2), _examples(self._work, index)[0], alpha=-1)
+                weight.baddbmm_(slopes.transpose(1, 2), _inputs(self._work, index), alpha=-1)
                 if bias is not None:
                     bias -= slopes.sum(1, keepdim=True)
                 rest.copy_(self._rests[start:stop])
@@ -173,7 +174,7 @@ class FactoredUpdates(Updates):
 
         def measure(start: int, stop: int) -> None:
             index, slopes, rest = self._factors(rows, start, stop)
-            inputs = _examples(self._work, index)[0]
+            inputs = _inputs(self._work, index)
             gram = torch.bmm(inputs, inputs.transpose(1, 2))
             if self._head.bias:
                 gram += 1
@@ -247,21 +248,20 @@ def _images(work: LocalWork, index: Tensor) -> Tensor:
     return batches if len(index) == len(batches) else batches.index_select(0, index)
 
 
-def _examples(work: LocalWork, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs [R, r, n] and labels [R, r] of some rows' batches, for passing use."""
-    features, targets = work.objective.train
-    images = _images(work, index)
+def _inputs(work: LocalWork, index: Tensor) -> Tensor:
+    """Inputs X of some rows, [R, r, n], for passing use."""
+    features, images = work.objective.train.features, _images(work, index)
     inputs = _scratch("inputs", (images.numel(), features.shape[1]), features)
     torch.index_select(features, 0, images.flatten(), out=inputs)
-    return inputs.view(*images.shape, -1), targets.index_select(0, images.flatten()).view(images.shape)
+    return inputs.view(*images.shape, -1)
 
 
 def _scaled_inputs(work: LocalWork, index: Tensor, scales: Tensor, num_groups: int) -> tuple[Tensor, float]:
-    """w X of some rows, a group's below one another, [groups, ·, n], and the factor that it still lacks."""
+    """W X of some rows, a group's below one another, [groups, ·, n], and the factor that it still lacks."""
     features = work.objective.train.features
     if work.objective.tf32 and kernels.can_mask(features):
         return kernels.gather_turned(features, _images(work, index), scales, num_groups).transpose(1, 2), 1.0
-    inputs = _examples(work, index)[0]
+    inputs = _inputs(work, index)
     if scales.device.type == "cpu" and bool((scales == scales[0]).all()):  # seen at a glance: not a pass over inputs
         return inputs.view(num_groups, -1, inputs.shape[2]), float(scales[0])
     inputs *= scales[:, None, None]
@@ -274,7 +274,6 @@ def _descend(
     inputs: Tensor,
     z: Tensor,
     bias: Tensor | None,
-    targets: Tensor,
     rest: Tensor,
     slopes: Tensor,
 ) -> None:
@@ -283,7 +282,8 @@ def _descend(
     First bias [R, 1, H] and later layers [R, P_rest] learn in place.
     """
     head, per_round = _head(work.objective), work.batches.shape[2] == 1 and work.steps > 1
-    batch = work.batches.shape[3]
+    batch, images = work.batches.shape[3], _images(work, index)
+    targets = work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
     if not per_round and bias is not None and kernels.suits(work.objective, head, batch, z):
         gram = _gram(inputs, batch, per_round)
         scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
