@@ -91,6 +91,7 @@ def test_anchors_on_the_gpu(pruning: str) -> None:
 NETWORK: dict[
     str, Any
 ] = {  # what the kernels take: batches of 32, one hidden layer (not a multiple of a block), float32
+    "training.engine": "preactivation",
     "training.precision": "float32",
     "training.batch_size": 32,
     "model.hidden": [150],

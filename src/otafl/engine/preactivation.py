@@ -37,6 +37,7 @@ from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}  # inputs and activations of the devices trained at once
+TOGETHER = int(os.environ.get("TR", "3"))  # devices that a CPU thread trains at once
 MOST_EXTRA_WORK = 4.0  # operations of this path over those of plain SGD, beyond which it is not worth while
 
 
@@ -86,7 +87,7 @@ class PreactivationEngine:
             if not view:
                 flat[index] = chunk
 
-        _for_all(work, train)
+        _for_all(work, train, together=rows.complete)
         return work.updates(models)
 
     def _from_shared(self, work: LocalWork) -> Updates:
@@ -312,7 +313,9 @@ def _descend(
         if bias is not None:
             bias -= slopes.sum(1, keepdim=True)
         return
-    places = zip(*(torch.split(whole, batch, 1) for whole in (z, targets, slopes, gram)), strict=True)
+    by_step = _scratch("z by step", (work.steps, len(z), batch, head.outputs), z)
+    by_step.copy_(z.view(len(z), work.steps, batch, -1).transpose(0, 1))  # each step's in one piece
+    places = zip(by_step, *(torch.split(whole, batch, 1) for whole in (targets, slopes, gram)), strict=True)
     for k, (z_now, targets_now, slopes_now, gram_now) in enumerate(places):
         if k:
             before = k * batch
@@ -362,11 +365,12 @@ def _chain_step(work: LocalWork, rest: Tensor, shape: tuple[int, int, int]) -> S
         if not layers:
             out.copy_(slope)
         for i in reversed(range(len(layers))):
-            (weight, bias), active, into = layers[i], actives[i], earlier[i] if i else out
-            torch.bmm(slope, weight, out=into)
+            (weight, bias), active = layers[i], actives[i]
+            torch.bmm(slope, weight, out=earlier[i])
             weight.baddbmm_(slope.transpose(1, 2), active, alpha=-1)
             bias.baddbmm_(ones, slope, alpha=-1)
-            slope = torch.ops.aten.threshold_backward.grad_input(into, active, 0, grad_input=into)
+            into = earlier[i] if i else out
+            slope = torch.ops.aten.threshold_backward.grad_input(earlier[i], active, 0, grad_input=into)
 
     return step
 
@@ -398,9 +402,16 @@ def _chunks(work: LocalWork, count: int) -> Sequence[tuple[int, int]]:
     return [(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
-def _for_all(work: LocalWork, task: Callable[[int, int], None], rows: Rows | None = None) -> None:
-    """Run a task on pieces of the rows that train (or of others), shared out over CPU threads where that pays."""
-    count, threads = len(work.rows if rows is None else rows), torch.get_num_threads()
+def _for_all(
+    work: LocalWork, task: Callable[[int, int], None], rows: Rows | None = None, together: bool = True
+) -> None:
+    """Run a task on pieces of the rows that train (or of others), shared out over CPU threads where that pays.
+
+    A thread takes few devices at once, since what they need should stay in its cache, or, where there is little
+    to do for each or they are not to be taken `together`, many or one.
+    """
+    rows = work.rows if rows is None else rows
+    count, threads = len(rows), torch.get_num_threads()
     if not count:
         return
     if work.start.device.type != "cpu" or not _by_hand(work.objective):
@@ -408,10 +419,16 @@ def _for_all(work: LocalWork, task: Callable[[int, int], None], rows: Rows | Non
             task(start, stop)
         return
     share_out = _workers(os.getpid(), threads).map if count >= threads > 1 else map
-    chunk = 1  # what one device needs fills a thread's cache
-    if work.batches.shape[2] == 1:  # little to do for each: many at once
-        chunk = min(math.ceil(count / threads), _chunks(work, count)[0][1])
-    for _ in share_out(lambda row: task(row, min(row + chunk, count)), range(0, count, chunk)):
+    chunk = 1
+    if together:
+        few = TOGETHER if work.batches.shape[2] > 1 else _chunks(work, count)[0][1]
+        chunk = min(math.ceil(count / threads), few)
+    pieces = [
+        (start, min(start + chunk, last))
+        for _, first, last in rows.per_seed(0, count)
+        for start in range(first, last, chunk)
+    ]
+    for _ in share_out(lambda piece: task(*piece), pieces):
         pass
 
 
