@@ -37,8 +37,8 @@ from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}  # inputs and activations of the devices trained at once
-TOGETHER = int(os.environ.get("TR", "3"))  # devices that a CPU thread trains at once
-MOST_EXTRA_WORK = 4.0  # operations of this path over those of plain SGD, beyond which it is not worth while
+TOGETHER = 3  # devices that a CPU thread trains at once: more share the cost of a call, fewer stay in its cache
+MOST_EXTRA_WORK = 2.5  # operations of this path over those of plain SGD, beyond which it is not worth while
 
 
 def suits(objective: Objective, num_images: int) -> bool:
@@ -313,8 +313,9 @@ def _descend(
         if bias is not None:
             bias -= slopes.sum(1, keepdim=True)
         return
-    by_step = _scratch("z by step", (work.steps, len(z), batch, head.outputs), z)
-    by_step.copy_(z.view(len(z), work.steps, batch, -1).transpose(0, 1))  # each step's in one piece
+    by_step = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
+    if len(z) > 1:  # each step's in one piece
+        by_step = _scratch("z by step", by_step.shape, z).copy_(by_step)
     places = zip(by_step, *(torch.split(whole, batch, 1) for whole in (targets, slopes, gram)), strict=True)
     for k, (z_now, targets_now, slopes_now, gram_now) in enumerate(places):
         if k:
@@ -354,14 +355,14 @@ def _chain_step(work: LocalWork, rest: Tensor, shape: tuple[int, int, int]) -> S
     actives = [_scratch(f"active {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
     earlier = [_scratch(f"slope {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
     ones = rest.new_ones(shape[0], 1, shape[1])
-    scale = work.lr / shape[1]
+    scale = float(work.lr) / shape[1]
 
     def step(z: Tensor, wanted: Tensor, out: Tensor) -> None:
         output = z
         for active, (transposed, bias) in zip(actives, forward, strict=True):
             torch.clamp_min(output, 0, out=active)
             output = torch.baddbmm(bias, active, transposed)
-        slope = output.softmax(-1).mul_(scale).add_(wanted)
+        slope = torch.add(wanted, output.softmax(-1), alpha=scale)
         if not layers:
             out.copy_(slope)
         for i in reversed(range(len(layers))):

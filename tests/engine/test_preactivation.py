@@ -1,0 +1,193 @@
+"""Pre-activation-space training is plain SGD; its factored updates are the dense ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import otafl
+from otafl.engine.head import find_head
+from otafl.engine.preactivation import FactoredUpdates, PreactivationEngine
+from otafl.engine.training import BatchedEngine
+from otafl.errors import ConfigError
+from tests.conftest import make_config, simulate
+
+
+class Residual(nn.Module):
+    """A first linear layer, then something that is no chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 5, bias=False)
+        self.second = nn.Linear(5, 5)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.first(x)
+        scores: torch.Tensor = self.last(torch.tanh(z) + self.second(z))
+        return scores
+
+
+class Functional(nn.Module):
+    """The paper's network as a user would write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.fc2(nn.functional.relu(self.fc1(x)))
+        return scores
+
+
+class Swapped(nn.Module):
+    """Its layers are laid out in another order than they are used in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.a = nn.Linear(5, 3), nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.b(self.a(x).relu())
+        return scores
+
+
+class Twice(nn.Module):
+    """Uses its input, and its first layer, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.a(self.a(x))[..., :3]
+        return scores
+
+
+@pytest.mark.parametrize(
+    ("module", "layers"),
+    [
+        (nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)), 1),
+        (nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), 2),
+        (nn.Linear(6, 3), None),
+        (nn.Sequential(nn.Linear(6, 3)), 0),
+        (Functional(), 1),
+        (Residual(), None),
+        (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), None),
+    ],
+    ids=["mlp", "deep", "bare linear", "softmax", "functional", "residual", "tanh"],
+)
+def test_models_with_a_linear_first_layer_are_recognised(module: nn.Module, layers: int | None) -> None:
+    head = find_head(module)
+    if isinstance(module, nn.Linear):
+        return  # a module that is its own first layer may be trained by any engine
+    assert head is not None
+    assert (None if head.layers is None else len(head.layers)) == layers
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Swapped(), Twice(), nn.Sequential(nn.ReLU(), nn.Linear(6, 3)), nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3))],
+    ids=["swapped", "twice", "relu first", "norm first"],
+)
+def test_others_are_not(module: nn.Module) -> None:
+    assert find_head(module) is None
+
+
+@pytest.mark.parametrize("batches", ["per_step", "per_round"])
+@pytest.mark.parametrize("module", [Residual(), Functional()], ids=["residual", "functional"])
+@pytest.mark.parametrize("algorithm", ["fedoag", "ota-fedavg"])
+def test_any_later_layers(module: nn.Module, batches: str, algorithm: str) -> None:
+    """By automatic differentiation behind the first layer, with and without its bias: the reference's run."""
+    keys = {"training.batches": batches, "training.lr": 0.02, "radio.noise_dbm_hz": float("-inf")}
+    config = make_config(algorithm, {**keys, "experiment.rounds": 4})
+    runs = [
+        otafl.run(config.replace({"training.engine": engine}), model=module)
+        for engine in ("preactivation", "reference")
+    ]
+    assert torch.allclose(runs[0].params, runs[1].params, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("batches", ["per_step", "per_round"])
+@pytest.mark.parametrize("trained", ["all", "some"])
+def test_factored_updates_are_the_dense_ones(batches: str, trained: str) -> None:
+    """Norms by ⟨K G, G⟩ and weighted sums by one product equal those of end − start; of any subset."""
+    sim = simulate(make_config("ota-fedavg", {"training.engine": "preactivation", "training.batches": batches}))
+    round_ = sim.round_at(1)
+    who = torch.tensor([[True, False, True, True], [False, True, True, False]])
+    updates = round_.train(sim.problem.initial, None if trained == "all" else who)
+    assert isinstance(updates, FactoredUpdates)
+    dense = updates.dense()
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand((2, 4), dtype=torch.float64, generator=generator)
+    for asked in (round_.everyone, who, torch.tensor([[True, True, False, False], [False, False, False, True]])):
+        expected = torch.where(asked, dense.norm(dim=-1), 0.0)
+        assert torch.allclose(updates.norms(asked), expected, rtol=1e-10, atol=1e-14)
+        total = (torch.where(asked, weights, 0.0)[..., None] * dense).sum(1)
+        assert torch.allclose(updates.superpose(weights, asked), total, rtol=0, atol=1e-12)
+    nobody = torch.zeros_like(who)
+    assert (updates.norms(nobody) == 0).all()
+    assert (updates.superpose(weights, nobody) == 0).all()
+
+
+def test_updates_of_two_trainings_live_side_by_side() -> None:
+    """The engine does not take the memory of updates that somebody still has."""
+    sim = simulate(make_config("fedavg", {"training.engine": "preactivation"}))
+    one = sim.round_at(1).train(sim.problem.initial)
+    before = one.dense().clone()
+    other = sim.round_at(2).train(sim.problem.initial)
+    assert torch.equal(one.dense(), before)
+    assert not torch.equal(other.dense(), before)
+
+
+def test_threads_do_not_change_a_device() -> None:
+    """Every device is trained by one thread alone."""
+    config = make_config("fedoag", {"training.engine": "preactivation", "cell.devices": 11})
+    ends = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        try:
+            sim = simulate(config)
+            ends.append(sim.round_at(0).train(sim.problem.device_models()).end)
+            assert torch.get_num_threads() == threads
+        finally:
+            torch.set_num_threads(1)
+    assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-13)
+    assert torch.allclose(ends[0], ends[2], rtol=0, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_float32_stays_within_its_rounding(mnist: Any) -> None:
+    """The paper's network in float32 against the reference in float64.
+
+    The median over devices: a unit at the edge of its ReLU may fall to either side in any float32 arithmetic.
+    """
+    changes = {}
+    for engine, precision in (("reference", "float64"), ("reference", "float32"), ("preactivation", "float32")):
+        keys = {"experiment.seeds": [0], "training.engine": engine, "training.precision": precision}
+        sim = simulate(otafl.load_config("stationary", {**keys, "cell.devices": 6, "experiment.rounds": 2}))
+        end = sim.round_at(1).train(sim.problem.initial).end
+        changes[engine, precision] = (end - sim.problem.initial[:, None]).double()
+    exact = changes["reference", "float64"]
+    errors = {key: float(((c - exact).norm(dim=-1) / exact.norm(dim=-1)).median()) for key, c in changes.items()}
+    assert errors["preactivation", "float32"] < 1e-5
+    assert errors["preactivation", "float32"] < 30 * errors["reference", "float32"] + 1e-7
+
+
+def test_the_engine_is_chosen_by_the_model_and_the_work() -> None:
+    def engine(**overrides: Any) -> object:
+        keys = {key.replace("__", "."): value for key, value in overrides.items()}
+        return simulate(make_config("fedoag").replace(keys))._engine
+
+    paper = {"data__features": 784, "model__hidden": [1024], "training__batch_size": 32, "training__local_steps": 10}
+    assert isinstance(engine(**paper), PreactivationEngine)
+    assert isinstance(engine(**paper, training__engine="batched"), BatchedEngine)
+    assert isinstance(engine(**{**paper, "training__local_steps": 200}), BatchedEngine)
+    assert isinstance(engine(data__name="digits", model__name="cnn"), BatchedEngine)
+
+
+def test_an_engine_that_does_not_fit_is_refused() -> None:
+    keys = {"data.name": "digits", "model.name": "cnn", "training.engine": "preactivation"}
+    with pytest.raises(ConfigError, match="does not begin with a linear layer"):
+        simulate(make_config("fedoag").replace(keys))

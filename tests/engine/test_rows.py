@@ -1,0 +1,131 @@
+"""Masks whose rows the host knows, and what it may do with that knowledge."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+import otafl
+from otafl.algorithms.fedoag import FedOAG
+from otafl.engine.rows import Schedule, announce, replace_rows, rows_of
+from otafl.errors import PluginError
+from tests.conftest import make_config, simulate
+
+
+def masks() -> np.ndarray:
+    return np.random.default_rng(0).random((6, 3, 5)) < 0.4
+
+
+def test_announced_rows_are_the_masks_own() -> None:
+    known = masks()
+    schedule = Schedule(known, torch.device("cpu"))
+    for t, mask in enumerate(known):
+        rows, looked = rows_of(schedule.at(t)), rows_of(torch.from_numpy(mask))
+        assert torch.equal(rows.index, looked.index)
+        assert rows.bounds == looked.bounds
+        assert rows.index.tolist() == np.flatnonzero(mask).tolist()
+
+
+def test_a_mask_that_was_written_is_looked_at_again() -> None:
+    mask = torch.tensor([[True, False], [False, True]])
+    announce(mask, rows_of(mask))
+    mask[0, 1] = True
+    assert rows_of(mask).index.tolist() == [0, 1, 3]
+
+
+def test_padded_rows_hold_the_mask_and_are_equally_many() -> None:
+    known = masks()
+    schedule = Schedule(known, torch.device("cpu"))
+    most = known.sum(-1).max()
+    for t, mask in enumerate(known):
+        picked = schedule.pick(torch.tensor(t))
+        rows = rows_of(picked)
+        assert torch.equal(picked, torch.from_numpy(mask))
+        assert rows.padded
+        assert rows.even
+        assert len(rows) == 3 * most
+        assert len(set(rows.index.tolist())) == len(rows)
+        assert set(np.flatnonzero(mask)) <= set(rows.index.tolist())
+        for s in range(3):
+            assert (rows.index[rows.bounds[s] : rows.bounds[s + 1]] // 5 == s).all()
+
+
+def test_replacing_rows_leaves_the_others() -> None:
+    models, params = torch.zeros((2, 3, 4)), torch.tensor([[1.0], [2.0]]).expand(2, 4)
+    who = torch.tensor([[True, False, True], [False, True, False]])
+    replaced = replace_rows(models, who, params, in_place=False)
+    assert (models == 0).all()
+    assert replaced[..., 0].tolist() == [[1, 0, 1], [0, 2, 0]]
+
+
+@pytest.mark.parametrize("algorithm", ["fedoag", "ota-fedavg"])
+def test_devices_that_are_never_heard_again_need_no_training(algorithm: str) -> None:
+    """x^t is the same to the last bit, and so is every column; fewer devices are trained."""
+    config = make_config(algorithm, {"cell.devices": 10, "experiment.rounds": 20, "algorithm.gamma": 3e-11})
+    trained: dict[bool, int] = {}
+    results = {}
+    for skip in (True, False):
+        sim = simulate(config.replace({"training.skip_unheard": skip}))
+        engine, count = sim._engine.train, 0
+
+        def counting(work: Any, engine: Any = engine) -> Any:
+            nonlocal count
+            count += len(work.rows)
+            return engine(work)
+
+        sim._engine.train = counting  # type: ignore[method-assign]
+        from otafl.fold import _fold
+
+        results[skip] = _fold(sim, None, None)
+        trained[skip] = count
+    assert torch.equal(results[True].params, results[False].params)
+    for name, values in results[True].metrics.items():
+        assert np.array_equal(values, results[False].metrics[name], equal_nan=True), name
+    if algorithm == "fedoag":
+        assert 0 < trained[True] < 0.8 * trained[False]
+
+
+@pytest.mark.parametrize("record", ["mean", "consensus"])
+def test_all_are_trained_where_their_models_are_recorded(record: str) -> None:
+    keys = {
+        "cell.devices": 10,
+        "experiment.rounds": 12,
+        "algorithm.gamma": 3e-11,
+        "experiment.record": ["server", record],
+    }
+    runs = [otafl.run(make_config("fedoag", {**keys, "training.skip_unheard": skip})) for skip in (True, False)]
+    for name, values in runs[0].metrics.items():
+        assert np.array_equal(values, runs[1].metrics[name], equal_nan=True), name
+
+
+@dataclass(frozen=True)
+class Lying(FedOAG):
+    """Says that nobody transmits, and then everybody does."""
+
+    ideal_radio: ClassVar[bool] = False
+
+    def active(self, device: Any, problem: Any) -> torch.Tensor:
+        return torch.zeros(device.h.shape, dtype=torch.bool)
+
+    def step(self, state: Any, round: Any) -> Any:  # noqa: A002
+        round.report(torch.ones(round.everyone.shape), round.everyone)
+        return super().step(state, round)
+
+
+def test_a_method_that_breaks_its_word_about_who_transmits_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    from otafl import registry
+
+    monkeypatch.setitem(registry._registered["algorithms"], "lying", Lying)
+    with pytest.raises(PluginError, match="`active` says is silent"):
+        otafl.run(make_config("fedoag").replace({"algorithm.name": "lying"}))
+
+
+def test_a_wrong_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from otafl import registry
+
+    wrong = type("Wrong", (FedOAG,), {"active": lambda self, device, problem: torch.zeros(3)})
+    monkeypatch.setitem(registry._registered["algorithms"], "wrong", dataclass(frozen=True)(wrong))
+    with pytest.raises(PluginError, match=r"active\(\) must give a boolean mask"):
+        otafl.run(make_config("fedoag").replace({"algorithm.name": "wrong"}))
