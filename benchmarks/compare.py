@@ -42,7 +42,7 @@ PEERS = {  # what a peer's environment needs, and its script
 GFLOP = {"per_step": 36.9, "per_round": 4.35}  # of a round in pre-activation space, K only where it is needed
 LABELS = {
     "ours": "otafl, shared start",
-    "ours_oag": "otafl, FedOAG, own models",
+    "ours_fedoag": "otafl, FedOAG, own models",
     "plain": "plain PyTorch loop",
     "fedjax_jit": "FedJAX, jit",
     "flower": "Flower simulation",
@@ -121,7 +121,8 @@ def _pss(pid: int) -> float:
 
 def contend(python: Path, script: str, folder: Path, rounds: int) -> dict[str, Any]:
     """One run of a contender in a process of its own."""
-    command = [str(python), str(HERE / "contenders" / f"{script}.py"), str(folder), str(rounds)]
+    file = HERE / "contenders" / f"{script.removesuffix('_fedoag')}.py"
+    command = [str(python), str(file), str(folder), str(rounds), script]
     with (folder / f"{script}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder)
         memory = Memory(process.pid)
@@ -165,6 +166,8 @@ def compare(batches: str, scripts: dict[str, Path], repeats: int, rounds: int) -
                 try:
                     runs[script].append(contend(python, script, folder, rounds))
                 except RuntimeError as error:
+                    if python == Path(sys.executable):
+                        raise
                     print(f"left out: {error}")
                     del scripts[script], runs[script]
             print(f"{batches}: repeat {repeat + 1} of {repeats} done, {rates[-1]:.0f} GFLOP/s", flush=True)
@@ -185,11 +188,11 @@ def compare(batches: str, scripts: dict[str, Path], repeats: int, rounds: int) -
                     "peak_memory_gb": round(statistics.median(run["memory_gb"] for run in found), 2),
                     "fraction_of_floor": round(GFLOP[batches] / statistics.median(rates) / seconds, 2) if ours else "",
                     "outside_training": round(statistics.median(r["outside_training"] for r in found), 3)
-                    if script == "ours_oag"
+                    if script == "ours_fedoag"
                     else "",
                     "accuracy_percent": round(accuracy(sim, flat), 2),
                     "distance_to_plain": ""
-                    if script == "ours_oag"
+                    if script == "ours_fedoag"
                     else f"{np.linalg.norm(flat - reference) / np.linalg.norm(reference - start):.1e}",
                     "repeats": len(found),
                 }
@@ -212,6 +215,11 @@ def round_seconds(algorithm: str, overrides: dict[str, Any], rounds: int = 3) ->
     return statistics.median(times[1:])
 
 
+def _point(axis: str, value: float, seconds: float, exponent: float | None = None) -> dict[str, Any]:
+    fitted = {} if exponent is None else {"exponent": round(exponent, 3)}
+    return {"axis": axis, "value": value, "seconds_per_round": round(seconds, 4), **fitted}
+
+
 def scaling() -> list[dict[str, Any]]:
     """Seconds per round of FedOAG over one thing at a time, and the exponent of a fitted power."""
     axes: dict[str, list[tuple[float, dict[str, Any]]]] = {
@@ -224,9 +232,7 @@ def scaling() -> list[dict[str, Any]]:
         seconds = [round_seconds("fedoag", overrides) for _, overrides in points]
         exponent = np.polyfit(np.log([x for x, _ in points]), np.log(seconds), 1)[0]
         for (x, _), spent in zip(points, seconds, strict=True):
-            rows.append(
-                {"axis": axis, "value": x, "seconds_per_round": round(spent, 4), "exponent": round(exponent, 3)}
-            )
+            rows.append(_point(axis, x, spent, exponent))
         print(f"over {axis}: exponent {exponent:.3f}", flush=True)
     config = otafl.load_config("stationary", {"experiment.seeds": [0], "training.skip_unheard": False})
     sim = Simulation(config, torch.device("cpu"))
@@ -239,9 +245,7 @@ def scaling() -> list[dict[str, Any]]:
     total = [marks[r] - marks[0] for r in points_of_time]
     exponent = np.polyfit(np.log(points_of_time), np.log(total), 1)[0]
     for r, spent in zip(points_of_time, total, strict=True):
-        rows.append(
-            {"axis": "rounds", "value": r, "seconds_per_round": round(spent / r, 4), "exponent": round(exponent, 3)}
-        )
+        rows.append(_point("rounds", r, spent / r, exponent))
     print(f"over rounds: exponent {exponent:.3f}", flush=True)
     return rows
 
@@ -256,9 +260,7 @@ def large_cell(devices: int = 1000) -> list[dict[str, Any]]:
     done = subprocess.run([sys.executable, "-c", script, str(HERE)], check=True, capture_output=True, text=True)
     seconds, memory = json.loads(done.stdout.splitlines()[-1])
     print(f"{devices} devices: {seconds:.2f} s per round, {memory:.2f} GB", flush=True)
-    return [
-        {"axis": "large cell", "value": devices, "seconds_per_round": round(seconds, 3), "memory_gb": round(memory, 2)}
-    ]
+    return [_point("large cell", devices, seconds) | {"memory_gb": round(memory, 2)}]
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -291,7 +293,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     own = Path(sys.executable)
-    scripts = {"plain": own, "ours": own, "ours_oag": own}
+    scripts = {"plain": own, "ours": own, "ours_fedoag": own}
     for peer in arguments.peers:
         python = environment(peer)
         if python is not None:

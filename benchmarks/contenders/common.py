@@ -1,7 +1,7 @@
 """What every contender shares: the workload's files, and how times and the final model are handed back.
 
-A contender is started as `python NAME.py FOLDER ROUNDS`; FOLDER has the workload as NumPy files. It does the rounds
-of ideal FedAvg (or, for a name ending in _oag, of FedOAG), and reports seconds per round, without evaluation.
+A contender is started as `python SCRIPT.py FOLDER ROUNDS NAME`; FOLDER has the workload as NumPy files. It does the
+rounds of ideal FedAvg and reports seconds per round, without evaluation, and its final model as FOLDER/NAME.*.
 """
 
 import json
@@ -18,7 +18,7 @@ class Workload:
     """The files of a workload."""
 
     def __init__(self) -> None:
-        self.folder, self.rounds = Path(sys.argv[1]), int(sys.argv[2])
+        self.folder, self.rounds, self.name = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
         self.features = np.load(self.folder / "features.npy", mmap_mode="r")
         self.targets = np.load(self.folder / "targets.npy")
         self.batches = np.load(self.folder / "batches.npy")
@@ -40,7 +40,6 @@ class Workload:
 
     def report(self, layers: list[np.ndarray], **extra: float) -> None:
         """Write the final model and the times."""
-        name = Path(sys.argv[0]).stem
-        np.save(self.folder / f"{name}.npy", np.concatenate([np.asarray(layer).ravel() for layer in layers]))
+        np.save(self.folder / f"{self.name}.npy", np.concatenate([np.asarray(layer).ravel() for layer in layers]))
         seconds = np.diff(self.marks).tolist()
-        (self.folder / f"{name}.json").write_text(json.dumps({"seconds": seconds, **extra}))
+        (self.folder / f"{self.name}.json").write_text(json.dumps({"seconds": seconds, **extra}))

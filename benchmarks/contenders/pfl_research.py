@@ -11,7 +11,7 @@ from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
-from pfl.hyperparam import NNTrainHyperParams
+from pfl.hyperparam import HyperParam, NNTrainHyperParams
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
 
@@ -47,6 +47,13 @@ def data_of(i):
     return Dataset([features[images], targets[images]], user_id=str(i))
 
 
+class LearningRate(HyperParam):
+    """η of the round that is going on."""
+
+    def value(self):  # noqa: D102
+        return float(work.lr[min(len(work.marks) - 1, work.rounds - 1)])
+
+
 class Mark(TrainingProcessCallback):
     """Says when rounds begin."""
 
@@ -66,7 +73,7 @@ FederatedAveraging().run(
     SimulatedBackend(FederatedDataset(data_of, lambda: int(next(order))), None),
     model,
     NNTrainHyperParams(
-        local_num_epochs=1, local_learning_rate=float(work.lr[0]), local_batch_size=BATCH, local_max_grad_norm=None
+        local_num_epochs=1, local_learning_rate=LearningRate(), local_batch_size=BATCH, local_max_grad_norm=None
     ),
     callbacks=[Mark()],
     send_metrics_to_platform=False,
