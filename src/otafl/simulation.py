@@ -113,7 +113,7 @@ class Simulation:
         self._check_info(info)
         spent = round_.close()
         self._strays |= spent.strays
-        finite = state.params.isfinite().all(-1)
+        finite = torch.linalg.vector_norm(state.params, ord=torch.inf, dim=-1).isfinite()
         return Step(state, info, spent, self.guard.note(round_.t, spent.energy_j, finite), finite)
 
     def round_at(self, t: int) -> Round:

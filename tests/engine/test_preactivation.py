@@ -8,7 +8,7 @@ from torch import nn
 
 import otafl
 from otafl.engine.head import find_head
-from otafl.engine.preactivation import FactoredUpdates, PreactivationEngine
+from otafl.engine.preactivation import CHUNK_BYTES, FactoredUpdates, PreactivationEngine
 from otafl.engine.training import BatchedEngine
 from otafl.errors import ConfigError
 from tests.conftest import make_config, simulate
@@ -141,20 +141,20 @@ def test_updates_of_two_trainings_live_side_by_side() -> None:
     assert not torch.equal(other.dense(), before)
 
 
-def test_threads_do_not_change_a_device() -> None:
-    """Every device is trained by one thread alone."""
+def test_chunks_do_not_change_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices at once, or a few at a time."""
     config = make_config("fedoag", {"training.engine": "preactivation", "cell.devices": 11})
     ends = []
-    for threads in (1, 2, 3):
-        torch.set_num_threads(threads)
-        try:
-            sim = simulate(config)
-            ends.append(sim.round_at(0).train(sim.problem.device_models()).end)
-            assert torch.get_num_threads() == threads
-        finally:
-            torch.set_num_threads(1)
-    assert torch.allclose(ends[0], ends[1], rtol=0, atol=1e-13)
-    assert torch.allclose(ends[0], ends[2], rtol=0, atol=1e-13)
+    for size in (2**30, 2**10, 1):
+        monkeypatch.setitem(CHUNK_BYTES, "cpu", size)
+        sim = simulate(config)
+        round_ = sim.round_at(0)
+        shared = round_.train(sim.problem.initial)
+        mean = shared.superpose(round_.everyone / 11, round_.everyone)
+        ends.append((round_.train(sim.problem.device_models()).end, shared.end, shared.norms(round_.everyone), mean))
+    for other in ends[1:]:
+        for one, two in zip(ends[0], other, strict=True):
+            assert torch.allclose(one, two, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -138,9 +138,10 @@ class Objective:
         weight = weight.contiguous()  # aligned, for fast products
         output = flat.new_empty(len(flat), len(features), self.head.outputs)
         for s in range(len(flat)):  # the features are not repeated
-            torch.mm(features, weight[s].t(), out=output[s])
-        if bias is not None:
-            output += bias
+            if bias is None:
+                torch.mm(features, weight[s].t(), out=output[s])
+            else:
+                torch.addmm(bias[s, 0], features, weight[s].t(), out=output[s])
         for layer in self.head.layers:
             weight, bias = layer.split(rest)
             output = torch.baddbmm(bias, output.relu_(), weight.transpose(1, 2))

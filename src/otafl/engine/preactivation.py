@@ -9,20 +9,17 @@ batch k by −Σ_{j<k} K[k, j] G_j. So the s steps run on small matrices, and at
 With one batch per round X is that batch, K acts on it in every step, and G is the sum over the steps. Devices
 that start from one shared model need no weights of their own: their updates stay factored as (G, X).
 
-On a CPU every thread trains whole devices by itself, whose matrices then stay in its cache. On a GPU all devices
-of a chunk are one batch, and the steps are a kernel of their own where that fits (`otafl.engine.kernels`).
+All devices of a chunk are one batch. On a GPU the steps are a kernel of their own where that fits
+(`otafl.engine.kernels`).
 
 Knows: models with a linear first layer, batches, learning rates.
 Does not know: channels, methods.
 """
 
 import math
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -36,8 +33,7 @@ from otafl.engine.rows import Rows, rows_of
 from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 
-CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}  # inputs and activations of the devices trained at once
-TOGETHER = 3  # devices that a CPU thread trains at once: more share the cost of a call, fewer stay in its cache
+CHUNK_BYTES = {"cpu": 2**27, "cuda": 2**30}  # inputs and activations of the devices trained at once
 MOST_EXTRA_WORK = 2.5  # operations of this path over those of plain SGD, beyond which it is not worth while
 
 
@@ -71,9 +67,7 @@ class PreactivationEngine:
 
         def train(start: int, stop: int) -> None:
             index = rows.index[start:stop]
-            view = rows.complete or (stop - start == 1 and not flat.is_cuda)  # neighbours in memory
-            first = start if rows.complete or not view else int(index[0])
-            chunk = flat[first : first + stop - start] if view else flat[index]
+            chunk = flat[start:stop] if rows.complete else flat[index]
             weight, bias, rest = head.split(chunk)
             if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
                 inputs, turned = kernels.gather_both(work.objective.train.features, _images(work, index))
@@ -84,10 +78,11 @@ class PreactivationEngine:
             torch.bmm(inputs, weight.transpose(1, 2), out=z)
             _descend(work, index, inputs, z, bias, rest, slopes)
             weight.baddbmm_(slopes.transpose(1, 2), turned.transpose(1, 2), alpha=-1)
-            if not view:
+            if not rows.complete:
                 flat[index] = chunk
 
-        _for_all(work, train, together=rows.complete)
+        for start, stop in _chunks(work, len(rows)):
+            train(start, stop)
         return work.updates(models)
 
     def _from_shared(self, work: LocalWork) -> Updates:
@@ -109,7 +104,8 @@ class PreactivationEngine:
             mine = None if biases is None else biases[start:stop]
             _descend(work, rows.index[start:stop], inputs, z, mine, rests[start:stop], slopes[start:stop])
 
-        _for_all(work, train)
+        for start, stop in _chunks(work, len(rows)):
+            train(start, stop)
         updates = FactoredUpdates(work, slopes, rests)
         self._lent = weakref.ref(updates)
         return updates
@@ -173,18 +169,16 @@ class FactoredUpdates(Updates):
         squares = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
         rows = self._trained(rows_of(who))
 
-        def measure(start: int, stop: int) -> None:
-            index, slopes, rest = self._factors(rows, start, stop)
-            inputs = _inputs(self._work, index)
-            gram = torch.bmm(inputs, inputs.transpose(1, 2))
-            if self._head.bias:
-                gram += 1
-            first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
-            later = torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
-            squares[index] = first + later
-
         with self._work.objective.products():
-            _for_all(self._work, measure, rows)
+            for start, stop in _chunks(self._work, len(rows)):
+                index, slopes, rest = self._factors(rows, start, stop)
+                inputs = _inputs(self._work, index)
+                gram = torch.bmm(inputs, inputs.transpose(1, 2))
+                if self._head.bias:
+                    gram += 1
+                first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
+                later = torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
+                squares[index] = first + later
         norms = squares.clamp_(min=0).sqrt_().view(who.shape)
         return torch.where(who, norms, 0.0) if rows.padded else norms
 
@@ -286,16 +280,12 @@ def _descend(
     batch, images = work.batches.shape[3], _images(work, index)
     targets = work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
     if not per_round and bias is not None and kernels.suits(work.objective, head, batch, z):
-        gram = _gram(inputs, batch, per_round)
+        gram = torch.bmm(inputs, inputs.transpose(1, 2))
         scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
         mask = None if work.mask is None else work.mask.flatten()[index]
         kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32=work.objective.tf32)
         return
     work.need_rows()
-    gram = _gram(inputs, batch, per_round)
-    if bias is not None:
-        z += bias
-        gram += 1
     if _by_hand(work.objective):
         step = _chain_step(work, rest, (len(z), batch, head.outputs))
         num_classes = work.objective.num_classes
@@ -303,38 +293,45 @@ def _descend(
     else:
         step = _any_step(work, rest)
     if per_round:
+        (strip,) = _gram(inputs, inputs.shape[1], bias is not None)
+        if bias is not None:
+            z += bias
         slopes.zero_()
         slope = _scratch("slope", z.shape, z)
         for k in range(work.steps):
             step(z, targets, slope)
             slopes += slope
             if k + 1 < work.steps:
-                z.baddbmm_(gram, slope, alpha=-1)
+                z.baddbmm_(strip, slope, alpha=-1)
         if bias is not None:
             bias -= slopes.sum(1, keepdim=True)
         return
-    by_step = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
-    if len(z) > 1:  # each step's in one piece
-        by_step = _scratch("z by step", by_step.shape, z).copy_(by_step)
-    places = zip(by_step, *(torch.split(whole, batch, 1) for whole in (targets, slopes, gram)), strict=True)
-    for k, (z_now, targets_now, slopes_now, gram_now) in enumerate(places):
+    by_step = _scratch("z by step", (work.steps, len(z), batch, head.outputs), z)  # each step's in one piece
+    turned = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
+    if bias is None:
+        by_step.copy_(turned)
+    else:
+        torch.add(turned, bias[:, None].transpose(0, 1), out=by_step)
+    strips = _gram(inputs, 2 * batch, bias is not None)
+    for k in range(work.steps):
+        now, before = slice(k * batch, (k + 1) * batch), slice(0, k * batch)
         if k:
-            before = k * batch
-            z_now.baddbmm_(gram_now[:, :, :before], slopes[:, :before], alpha=-1)
-        step(z_now, targets_now, slopes_now)
+            rows = slice((k % 2) * batch, (k % 2 + 1) * batch)
+            by_step[k].baddbmm_(strips[k // 2][:, rows, before], slopes[:, before], alpha=-1)
+        step(by_step[k], targets[:, now], slopes[:, now])
     if bias is not None:
         bias -= slopes.sum(1, keepdim=True)
 
 
-def _gram(inputs: Tensor, batch: int, per_round: bool) -> Tensor:
-    """X Xᵀ, [R, r, r]; of several batches a CPU makes only what is needed, below the blocks of the diagonal."""
-    num_images = inputs.shape[1]
-    gram = _scratch("gram", (len(inputs), num_images, num_images), inputs)
-    height = num_images if per_round or inputs.device.type != "cpu" else 2 * batch
-    for start in range(0, num_images, height):
-        stop = min(start + height, num_images)
-        torch.bmm(inputs[:, start:stop], inputs[:, :stop].transpose(1, 2), out=gram[:, start:stop, :stop])
-    return gram
+def _gram(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:
+    """K = X Xᵀ (+ 1 with a bias) in strips of `height` images, [R, height, ·], each up to its own images."""
+    strips = []
+    for start in range(0, inputs.shape[1], height):
+        stop = min(start + height, inputs.shape[1])
+        strip = _scratch(f"gram {start}", (len(inputs), stop - start, stop), inputs)
+        torch.bmm(inputs[:, start:stop], inputs[:, :stop].transpose(1, 2), out=strip)
+        strips.append(strip.add_(1) if bias else strip)
+    return strips
 
 
 Step = Callable[[Tensor, Tensor, Tensor], None]
@@ -401,50 +398,3 @@ def _chunks(work: LocalWork, count: int) -> Sequence[tuple[int, int]]:
     row_bytes = work.start.element_size() * num_images * (head.inputs + 2 * head.outputs + num_images)
     chunk = max(1, CHUNK_BYTES[work.start.device.type] // row_bytes)
     return [(start, min(start + chunk, count)) for start in range(0, count, chunk)]
-
-
-def _for_all(
-    work: LocalWork, task: Callable[[int, int], None], rows: Rows | None = None, together: bool = True
-) -> None:
-    """Run a task on pieces of the rows that train (or of others), shared out over CPU threads where that pays.
-
-    A thread takes few devices at once, since what they need should stay in its cache, or, where there is little
-    to do for each or they are not to be taken `together`, many or one.
-    """
-    rows = work.rows if rows is None else rows
-    count, threads = len(rows), torch.get_num_threads()
-    if not count:
-        return
-    if work.start.device.type != "cpu" or not _by_hand(work.objective):
-        for start, stop in _chunks(work, count):
-            task(start, stop)
-        return
-    share_out = _workers(os.getpid(), threads).map if count >= threads > 1 else map
-    chunk = 1
-    if together:
-        few = TOGETHER if work.batches.shape[2] > 1 else _chunks(work, count)[0][1]
-        chunk = min(math.ceil(count / threads), few)
-    pieces = [
-        (start, min(start + chunk, last))
-        for _, first, last in rows.per_seed(0, count)
-        for start in range(first, last, chunk)
-    ]
-    for _ in share_out(lambda piece: task(*piece), pieces):
-        pass
-
-
-@lru_cache(maxsize=1)
-def _workers(pid: int, count: int) -> ThreadPoolExecutor:
-    """Threads that each compute with one thread; other threads keep the number they had."""
-    started = threading.Barrier(count + 1)
-
-    def start() -> None:
-        torch.set_num_threads(1)
-        started.wait()
-
-    pool = ThreadPoolExecutor(count, "otafl", initializer=start)
-    for _ in range(count):
-        pool.submit(int)
-    started.wait()
-    torch.set_num_threads(count)  # what later threads take as their number
-    return pool

@@ -88,9 +88,9 @@ class Air:
         noise_norm = torch.zeros_like(signal_norm)
         if self.noise_var_j > 0:
             name = "noise" if use == 0 else f"noise/{use}"
-            noise = self.noise(self.seeds, name, t, self.num_params) * self.noise_var_j**0.5
-            noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * transmitted
-            heard += noise
+            noise, noise_std = self.noise(self.seeds, name, t, self.num_params), self.noise_var_j**0.5
+            noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * (noise_std * transmitted)
+            heard.add_(noise, alpha=noise_std)
         return heard, Transmission(energy_j, signal_norm, noise_norm, transmitted, self.num_params)
 
 
