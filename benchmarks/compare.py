@@ -119,17 +119,19 @@ def _pss(pid: int) -> float:
     return next((int(line.split()[1]) / 1e6 for line in text.splitlines() if line.startswith("Pss:")), 0.0)
 
 
-def contend(python: Path, script: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """One run of a contender in a process of its own."""
+def contend(python: Path, script: str, folder: Path, rounds: int, watch: bool) -> dict[str, Any]:
+    """One run of a contender in a process of its own; to watch its memory takes time from it."""
     file = HERE / "contenders" / f"{script.removesuffix('_fedoag')}.py"
     command = [str(python), str(file), str(folder), str(rounds), script]
     with (folder / f"{script}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder)
         memory = Memory(process.pid)
-        memory.start()
+        if watch:
+            memory.start()
         code = process.wait()
-        memory.alive = False
-        memory.join()
+        if watch:
+            memory.alive = False
+            memory.join()
     if code or not (folder / f"{script}.json").exists():
         raise RuntimeError(f"{script} ended with status {code}: {(folder / f'{script}.log').read_text()[-400:]}")
     found: dict[str, Any] = json.loads((folder / f"{script}.json").read_text())
@@ -160,23 +162,28 @@ def compare(batches: str, scripts: dict[str, Path], repeats: int, rounds: int) -
         sim = write_workload(folder, rounds, batches)
         runs: dict[str, list[dict[str, Any]]] = {script: [] for script in scripts}
         rates = []
-        for repeat in range(repeats):
+        memory: dict[str, float] = {}
+        for repeat in range(repeats + 1):
             rates.append(rate())
             for script, python in list(scripts.items()):
                 try:
-                    runs[script].append(contend(python, script, folder, rounds))
+                    found = contend(python, script, folder, rounds, watch=repeat == 0)
+                    if repeat == 0:  # watched, so not timed
+                        memory[script] = found["memory_gb"]
+                    else:
+                        runs[script].append(found)
                 except RuntimeError as error:
                     if python == Path(sys.executable):
                         raise
                     print(f"left out: {error}")
                     del scripts[script], runs[script]
-            print(f"{batches}: repeat {repeat + 1} of {repeats} done, {rates[-1]:.0f} GFLOP/s", flush=True)
+            print(f"{batches}: repeat {repeat} of {repeats} done, {rates[-1]:.0f} GFLOP/s", flush=True)
         reference = np.load(folder / "plain.npy")
         start = np.load(folder / "start.npy")
         rows = []
         plain = statistics.median(s for run in runs["plain"] for s in run["seconds"])
-        for script, found in runs.items():
-            seconds = statistics.median(s for run in found for s in run["seconds"])
+        for script, timed in runs.items():
+            seconds = statistics.median(s for run in timed for s in run["seconds"])
             flat = np.load(folder / f"{script}.npy")
             ours = script.startswith("ours")
             rows.append(
@@ -185,16 +192,16 @@ def compare(batches: str, scripts: dict[str, Path], repeats: int, rounds: int) -
                     "batches": batches,
                     "seconds_per_round": round(seconds, 4),
                     "times_as_fast_as_plain": round(plain / seconds, 2),
-                    "peak_memory_gb": round(statistics.median(run["memory_gb"] for run in found), 2),
+                    "peak_memory_gb": round(memory[script], 2),
                     "fraction_of_floor": round(GFLOP[batches] / statistics.median(rates) / seconds, 2) if ours else "",
-                    "outside_training": round(statistics.median(r["outside_training"] for r in found), 3)
+                    "outside_training": round(statistics.median(r["outside_training"] for r in timed), 3)
                     if script == "ours_fedoag"
                     else "",
                     "accuracy_percent": round(accuracy(sim, flat), 2),
                     "distance_to_plain": ""
                     if script == "ours_fedoag"
                     else f"{np.linalg.norm(flat - reference) / np.linalg.norm(reference - start):.1e}",
-                    "repeats": len(found),
+                    "repeats": len(timed),
                 }
             )
         rows.append({"contender": "matrix products, GFLOP/s", "seconds_per_round": round(statistics.median(rates), 1)})

@@ -80,13 +80,15 @@ class Simulation:
             num_params=num_params,
             symbol_energy_j=config.radio.symbol_energy_j,
             noise_var_j=self.noise_var_j,
-            num_rounds=config.experiment.rounds,
+            most_last_heard=config.cell.devices,
             initial=self.objective.initial(self.seeds),
             server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
         )
         mask = (len(self.seeds), config.cell.devices)
         self._everyone = Schedule(np.ones((1, *mask), dtype=np.bool_), device)
         self._active, self._useful = self._foresee(host_channel)
+        if self._active is not None and device.type != "cpu":
+            self.problem = dataclasses.replace(self.problem, most_last_heard=self._active.most_last())
         self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
 
     def init(self) -> Any:

@@ -52,6 +52,14 @@ def test_padded_rows_hold_the_mask_and_are_equally_many() -> None:
             assert (rows.index[rows.bounds[s] : rows.bounds[s + 1]] // 5 == s).all()
 
 
+def test_most_different_last_rounds() -> None:
+    """Three devices: heard together, then one by one, then together again."""
+    known = np.array([[1, 1, 1], [1, 0, 0], [0, 1, 0], [1, 1, 1]], dtype=bool)[:, None]
+    assert Schedule(known, torch.device("cpu")).most_last() == 3
+    assert Schedule(known[:1], torch.device("cpu")).most_last() == 1
+    assert Schedule(~known[:1], torch.device("cpu")).most_last() == 1
+
+
 def test_replacing_rows_leaves_the_others() -> None:
     models, params = torch.zeros((2, 3, 4)), torch.tensor([[1.0], [2.0]]).expand(2, 4)
     who = torch.tensor([[True, False, True], [False, True, False]])

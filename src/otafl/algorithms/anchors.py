@@ -37,7 +37,7 @@ class Anchors:
     def initial(problem: Problem) -> "Anchors":
         """Every device's anchor is x^0; on a GPU all rows that may be needed are there, so that it is never asked."""
         params, num_devices = problem.initial, problem.num_devices
-        num_rows = 1 if params.device.type == "cpu" else min(num_devices, problem.num_rounds) + 1
+        num_rows = 1 if params.device.type == "cpu" else problem.most_last_heard + 1
         pool = params.new_zeros(len(params), num_rows, params.shape[1])
         pool[:, 0] = params
         slot = torch.zeros((len(params), num_devices), dtype=torch.int64, device=params.device)

@@ -53,7 +53,8 @@ class Problem:
     num_params: int
     symbol_energy_j: float
     noise_var_j: float
-    num_rounds: int
+    most_last_heard: int
+    """Most different rounds in which devices were last heard, at any time, or their number: a hint for memory only."""
     initial: Tensor
     """x^0, [S, P]."""
     server: View

@@ -33,7 +33,7 @@ from otafl.engine.rows import Rows, rows_of
 from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 
-CHUNK_BYTES = {"cpu": 2**27, "cuda": 2**30}  # inputs and activations of the devices trained at once
+CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}  # inputs and activations of the devices trained at once
 MOST_EXTRA_WORK = 2.5  # operations of this path over those of plain SGD, beyond which it is not worth while
 
 

@@ -100,6 +100,16 @@ class Schedule:
         rows = Rows(index.flatten(), bounds, self._num_devices, padded=True)
         return announce(self._masks.index_select(0, t.view(1))[0], rows)
 
+    def most_last(self) -> int:
+        """Most different rounds in which the devices of a seed were last in the mask ("never" is one), at any time."""
+        masks = self._masks.cpu().numpy()
+        last = np.full(masks.shape[1:], -1)
+        most = 1
+        for number, mask in enumerate(masks):
+            last[mask] = number
+            most = max(most, *(len(np.unique(row)) for row in last))
+        return most
+
     @cached_property
     def _padded(self) -> Tensor:
         """Rows of each round and seed, those of the mask first, as many as the largest mask has, [T, S, C]."""
