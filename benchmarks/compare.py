@@ -39,7 +39,7 @@ PEERS = {  # what a peer's environment needs, and its script
     "flower": (["flwr==1.41.0", "ray==2.55.1", "torch"], "flower"),
     "pfl": (["pfl==0.6.0", "torch"], "pfl_research"),
 }
-GFLOP = {"per_step": 36.9, "per_round": 4.35}  # of a round in pre-activation space, K only where it is needed
+GFLOP = {"per_step": 37.1, "per_round": 4.35}  # of a round in pre-activation space, K only where it is needed
 LABELS = {
     "ours": "otafl, shared start",
     "ours_fedoag": "otafl, FedOAG, own models",
