@@ -242,9 +242,15 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
     """A state like the template with the tensors of a checkpoint."""
     named = _part(tensors, "state", device)
 
+    filled: set[int] = set()
+
     def fill(value: Tensor, name: str) -> Tensor:
-        saved = named.pop(name)
-        return value.copy_(saved) if value.shape == saved.shape else saved  # keeps the layout of the memory
+        """The saved tensor, in the memory of the template's where that is its alone: this keeps its layout."""
+        saved, place = named.pop(name), value.untyped_storage().data_ptr()
+        if value.shape != saved.shape or 0 in value.stride() or place in filled:
+            return saved
+        filled.add(place)
+        return value.copy_(saved)
 
     def rebuild(node: Any, prefix: str) -> Any:
         values = {}
@@ -252,7 +258,8 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
             value = getattr(node, f.name)
             name = prefix + f.name
             values[f.name] = rebuild(value, f"{name}.") if dataclasses.is_dataclass(value) else fill(value, name)
-        return dataclasses.replace(node, **values)
+        saved = dataclasses.replace(node, **values)
+        return node.continued(saved) if hasattr(node, "continued") else saved
 
     try:
         state = rebuild(template, "")

@@ -28,8 +28,9 @@ class Rounds:
     """Takes a state and its ledger through the rounds of a simulation."""
 
     def __init__(self, sim: Simulation, state: Any, ledger: Ledger) -> None:
-        self._sim, self.state, self._ledger = sim, state, ledger
-        self._static = _StaticRounds(sim, state, ledger) if sim.static else None
+        self._sim, self._ledger = sim, ledger
+        self.state = _unaliased(state, set()) if sim.static else state
+        self._static = _StaticRounds(sim, self.state, ledger) if sim.static else None
 
     def advance(self, t: int) -> None:
         """Do round t."""
@@ -75,11 +76,12 @@ class _StaticRounds:
         self._done += 1
 
     def _record(self) -> None:
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph):
                 self._round(None)
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)
             self._recordable = False
             log.warning("rounds are not a CUDA graph: %s", error)
             return
@@ -102,17 +104,37 @@ class _StaticRounds:
         return self._noise[self._names.index(name)]
 
 
+def _unaliased(state: Any, seen: set[int]) -> Any:
+    """A state whose tensors share no memory, so that each can be overwritten."""
+    values = {}
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if not isinstance(value, Tensor):
+            values[f.name] = _unaliased(value, seen)
+            continue
+        place = value.untyped_storage().data_ptr()
+        values[f.name] = value.clone() if place in seen or 0 in value.stride() else value
+        seen.add(place)
+    return dataclasses.replace(state, **values)
+
+
 def _overwrite(old: Any, new: Any) -> None:
     """Copy the tensors of a state into those of another of the same form."""
-    pairs = [(getattr(old, f.name), getattr(new, f.name)) for f in dataclasses.fields(old)]
-    addresses = {kept.data_ptr() for kept, _ in pairs if isinstance(kept, Tensor)}
+    pairs = _pairs(old, new)
+    memory = {kept.untyped_storage().data_ptr() for kept, _ in pairs}
     moved = [
-        (kept, value.clone() if value.data_ptr() in addresses else value)
+        (kept, value.clone() if value.untyped_storage().data_ptr() in memory else value)
         for kept, value in pairs
-        if isinstance(kept, Tensor) and kept.data_ptr() != value.data_ptr()
+        if (kept.data_ptr(), kept.stride()) != (value.data_ptr(), value.stride())
     ]
     for kept, value in moved:
         kept.copy_(value)
-    for kept, value in pairs:
-        if not isinstance(kept, Tensor):
-            _overwrite(kept, value)
+
+
+def _pairs(old: Any, new: Any) -> list[tuple[Tensor, Tensor]]:
+    """Tensors of two states, field by field."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for f in dataclasses.fields(old):
+        one, other = getattr(old, f.name), getattr(new, f.name)
+        pairs += [(one, other)] if isinstance(one, Tensor) else _pairs(one, other)
+    return pairs

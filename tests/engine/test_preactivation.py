@@ -86,17 +86,57 @@ def test_models_with_a_linear_first_layer_are_recognised(module: nn.Module, laye
     assert (None if head.layers is None else len(head.layers)) == layers
 
 
+def tied() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+    module[2].weight = module[0].weight
+    return module
+
+
+def hooked() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    module.register_forward_hook(lambda module, inputs, output: output * 2)
+    return module
+
+
+class Scaled(Functional):
+    """Takes a second, optional input."""
+
+    def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+        return super().forward(x) * scale
+
+
+class Unused(Functional):
+    """Has a layer that it never uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(2, 2)
+
+
 @pytest.mark.parametrize(
     "module",
-    [Swapped(), Twice(), nn.Sequential(nn.ReLU(), nn.Linear(6, 3)), nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3))],
-    ids=["swapped", "twice", "relu first", "norm first"],
+    [
+        Swapped(),
+        Twice(),
+        nn.Sequential(nn.ReLU(), nn.Linear(6, 3)),
+        nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)),
+        tied(),
+        hooked(),
+        Scaled(),
+        Unused(),
+    ],
+    ids=["swapped", "twice", "relu first", "norm first", "tied", "hooked", "two inputs", "unused layer"],
 )
 def test_others_are_not(module: nn.Module) -> None:
     assert find_head(module) is None
 
 
 @pytest.mark.parametrize("batches", ["per_step", "per_round"])
-@pytest.mark.parametrize("module", [Residual(), Functional()], ids=["residual", "functional"])
+@pytest.mark.parametrize(
+    "module",
+    [Residual(), Functional(), nn.Sequential(nn.Linear(6, 5), nn.ELU(inplace=True), nn.Linear(5, 3))],
+    ids=["residual", "functional", "in place"],
+)
 @pytest.mark.parametrize("algorithm", ["fedoag", "ota-fedavg"])
 def test_any_later_layers(module: nn.Module, batches: str, algorithm: str) -> None:
     """By automatic differentiation behind the first layer, with and without its bias: the reference's run."""
@@ -129,6 +169,28 @@ def test_factored_updates_are_the_dense_ones(batches: str, trained: str) -> None
     nobody = torch.zeros_like(who)
     assert (updates.norms(nobody) == 0).all()
     assert (updates.superpose(weights, nobody) == 0).all()
+
+
+@pytest.mark.parametrize("engine", ["preactivation", "batched"])
+@pytest.mark.parametrize("case", ["own", "expanded", "the reference itself"])
+def test_start_models_are_overwritten_only_where_they_can_be(engine: str, case: str) -> None:
+    """With a reference an engine trains in place, unless the start is one model seen many times, or the reference."""
+    changes = {}
+    for name in (engine, "reference"):
+        sim = simulate(make_config("fedoag", {"training.engine": name}))
+        start = sim.problem.device_models()
+        pool = sim.problem.device_models()
+        if case == "expanded":
+            start = sim.problem.initial[:, None].expand(-1, 4, -1)
+        if case == "the reference itself":
+            pool = start
+        before = pool.clone()
+        updates = sim.round_at(0).train(start, reference=(pool, torch.arange(4).expand(2, 4)))
+        assert torch.equal(pool, before)
+        assert (updates.end.data_ptr() == start.data_ptr()) == (case == "own" and name != "reference")
+        changes[name] = updates.dense()
+    assert float(changes[engine].abs().max()) > 0
+    assert torch.allclose(changes[engine], changes["reference"], rtol=0, atol=1e-9)
 
 
 def test_updates_of_two_trainings_live_side_by_side() -> None:

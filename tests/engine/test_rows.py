@@ -130,6 +130,14 @@ def test_a_method_that_breaks_its_word_about_who_transmits_is_stopped(monkeypatc
         otafl.run(make_config("fedoag").replace({"algorithm.name": "lying"}))
 
 
+def test_writing_into_the_active_mask_is_refused() -> None:
+    sim = simulate(make_config("fedoag"))
+    round_ = sim.round_at(0)
+    round_.active[0, 0] = True
+    with pytest.raises(PluginError, match="active was written"):
+        round_.report(torch.ones((2, 4)), round_.everyone)
+
+
 def test_a_wrong_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from otafl import registry
 

@@ -45,6 +45,12 @@ class Anchors:
         index[:, 0] = 0
         return Anchors(pool, index, slot)
 
+    def continued(self, saved: "Anchors") -> "Anchors":
+        """What a checkpoint holds, with at least as many rows as these: it may come from another kind of device."""
+        missing = max(0, self.pool.shape[1] - saved.pool.shape[1])
+        pool = torch.nn.functional.pad(saved.pool, (0, 0, 0, missing))
+        return Anchors(pool, torch.nn.functional.pad(saved.index, (0, missing), value=FREE), saved.slot)
+
     def count(self) -> Tensor:
         """Models held, [S]."""
         return (self.index != FREE).sum(-1)

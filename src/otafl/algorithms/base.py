@@ -129,6 +129,7 @@ class Round:
         self._static = isinstance(t, Tensor)
         self.everyone = everyone
         self._active, self._useful = active, useful
+        self._active_version = 0 if active is None else active._version
         self.device, self.server = device, server
         self.donates = engine.donates
         self._owner, self._coeff, self._air = owner, coeff, air
@@ -145,6 +146,7 @@ class Round:
         """Who transmits in this round, as the method's `active` decides, bool [S, M]."""
         if self._active is None:
             raise PluginError(f"algorithm {self._owner}: round.active needs a method `active(device, problem)`")
+        self._check_active()
         return self._active
 
     def train(
@@ -213,8 +215,14 @@ class Round:
 
     def _note_strays(self, who: Tensor) -> None:
         """Remember devices that report or transmit though the method's `active` says that they are silent."""
-        if self._active is not None and who is not self._active:
-            self._strays |= (who & ~self._active).any(-1)
+        if self._active is not None:
+            self._check_active()
+            if who is not self._active:
+                self._strays |= (who & ~self._active).any(-1)
+
+    def _check_active(self) -> None:
+        if self._active is not None and self._active._version != self._active_version:
+            raise PluginError(f"algorithm {self._owner}: round.active was written; make a mask of your own")
 
     def _check(self, call: str) -> tuple[int, int]:
         """The shape [S, M], if the round is still going on."""

@@ -62,8 +62,11 @@ def find_head(module: nn.Module) -> Head | None:
     nodes = list(graph.nodes)
     first = nodes[0]
     linear = next(iter(first.users), None)
-    if first.op != "placeholder" or len(first.users) != 1 or linear is None or not _is(module, linear, nn.Linear):
+    inputs = sum(node.op == "placeholder" for node in nodes)
+    if inputs != 1 or len(first.users) != 1 or linear is None or not _is(module, linear, nn.Linear):
         return None
+    if _hooked(module) or len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
+        return None  # what a hook does is not in the graph; tied parameters are not learnt layer by layer
     layer = module.get_submodule(str(linear.target))
     assert isinstance(layer, nn.Linear)
     name = f"{linear.target}." if linear.target else ""
@@ -72,17 +75,21 @@ def find_head(module: nn.Module) -> Head | None:
     shared = sum(node.target == linear.target for node in nodes) > 1
     if names[: len(expected)] != expected or shared or any(key in str(n.target) for n in nodes for key in expected):
         return None
-    return Head(
-        layer.out_features, layer.in_features, layer.bias is not None, _layers(module, linear), _rest(module, linear)
-    )
+    rest = _rest(module, linear)
+    if rest is None:
+        return None
+    return Head(layer.out_features, layer.in_features, layer.bias is not None, _layers(module, linear), rest)
 
 
 def _is(module: nn.Module, node: fx.Node, kind: type[nn.Module]) -> bool:
     if node.op != "call_module":
         return False
     layer = module.get_submodule(str(node.target))
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
-    return type(layer) is kind and not hooked
+    return type(layer) is kind and not _hooked(layer)
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _layers(module: nn.Module, linear: fx.Node) -> tuple[Layer, ...] | None:
@@ -112,8 +119,8 @@ def _layers(module: nn.Module, linear: fx.Node) -> tuple[Layer, ...] | None:
         offset += layer.out_features * (layer.in_features + 1)
 
 
-def _rest(module: nn.Module, linear: fx.Node) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-    """The module without its first layer, taking pre-activations."""
+def _rest(module: nn.Module, linear: fx.Node) -> Callable[[dict[str, Tensor], Tensor], Tensor] | None:
+    """The module without its first layer, taking pre-activations; None if a parameter is never used."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in linear.graph.nodes:
@@ -121,4 +128,9 @@ def _rest(module: nn.Module, linear: fx.Node) -> Callable[[dict[str, Tensor], Te
             continue
         copies[node] = graph.placeholder("z") if node is linear else graph.node_copy(node, lambda n: copies[n])
     rest = fx.GraphModule(module, graph)
+    first = f"{linear.target}."
+    if {name for name, _ in rest.named_parameters()} != {
+        name for name, _ in module.named_parameters() if not name.startswith(first)
+    }:
+        return None
     return lambda params, z: functional_call(rest, params, (z,), strict=False)

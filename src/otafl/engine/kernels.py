@@ -105,7 +105,7 @@ def _gather_into(
 ) -> None:
     num_rows, num_images = images.shape
     size = features.shape[1]
-    _gather[(triton.cdiv(size, 64), triton.cdiv(num_images, 32), num_rows)](
+    _gather[(num_rows, triton.cdiv(num_images, 32), triton.cdiv(size, 64))](
         features, images, turned if inputs is None else inputs, turned, features if scales is None else scales,
         num_images, size, each, IMAGES=32, SPAN=64, STRAIGHT=inputs is not None, SCALED=scales is not None,
     )  # fmt: skip
@@ -116,7 +116,7 @@ def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tens
     num_seeds, num_devices, size = end.shape
     parts = torch.empty((num_seeds, num_devices, NORM_BLOCKS), dtype=torch.float64, device=end.device)
     _squares[(num_seeds * num_devices, NORM_BLOCKS)](
-        end, pool, slot, who, parts, size, num_devices, end.stride(1), pool.stride(0), pool.stride(1),
+        end, pool, slot, who.contiguous(), parts, size, num_devices, end.stride(1), pool.stride(0), pool.stride(1),
         BLOCKS=NORM_BLOCKS, SPAN=SPAN,
     )  # fmt: skip
     return parts.sum(-1)
@@ -125,6 +125,7 @@ def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tens
 def masked_sum(end: Tensor, pool: Tensor | None, slot: Tensor | None, weights: Tensor, who: Tensor) -> Tensor:
     """Σ_i weights_i (end_i − pool[slot_i]) over the devices `who`, [S, P]; weights float32 [S, M]; no pool is 0."""
     num_seeds, num_devices, size = end.shape
+    who = who.contiguous()
     strides = (0, 0) if pool is None else pool.stride()[:2]
     total = end.new_empty(num_seeds, size)
     _sum[(num_seeds, triton.cdiv(size, SPAN // 4))](
@@ -138,7 +139,7 @@ def masked_replace(models: Tensor, params: Tensor, who: Tensor) -> None:
     """Give the devices `who` of [S, M, P] their seed's [S, P], in place."""
     num_seeds, num_devices, size = models.shape
     _replace[(num_seeds * num_devices, triton.cdiv(size, SPAN))](
-        models, params, who, size, num_devices, models.stride(1), params.stride(0), SPAN=SPAN
+        models, params, who.contiguous(), size, num_devices, models.stride(1), params.stride(0), SPAN=SPAN
     )
 
 
@@ -242,9 +243,9 @@ def _gather_source(
     SCALED: "tl.constexpr",
 ) -> None:
     """One tile of one row's inputs, transposed and perhaps scaled, and perhaps as they are."""
-    row = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * IMAGES + tl.arange(0, IMAGES)
-    pixel = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
+    pixel = tl.program_id(2) * SPAN + tl.arange(0, SPAN)
     image = tl.load(images + row * num_images + place, mask=place < num_images, other=0)
     inside = (place < num_images)[:, None] & (pixel < size)[None, :]
     value = tl.load(features + image[:, None] * size + pixel[None, :], mask=inside, other=0.0)

@@ -20,7 +20,7 @@ from otafl.random import Streams
 from otafl.registry import in_a_line
 from otafl.world.data import Dataset, Loss, Split
 
-EVALUATION_IMAGES = {"cpu": 2_000, "cuda": 10_000}  # images per forward pass
+EVALUATION_IMAGES = 2_000  # images per forward pass
 Precision = Literal["float32", "tf32", "float64"]
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
@@ -152,7 +152,8 @@ class Objective:
         total = torch.zeros(len(flat), dtype=torch.float64, device=self.device)
         correct = torch.zeros(len(flat), dtype=torch.int64, device=self.device)
         with torch.no_grad(), self.products():
-            for features, targets in _chunks(examples):
+            plain = self.head is not None and self.head.layers is not None and self.device.type != "cpu"
+            for features, targets in _chunks(examples, len(examples.targets) if plain else EVALUATION_IMAGES):
                 output = self._outputs(flat, features)
                 repeated = targets.expand(output.shape[:2])
                 total += self._example_loss(output.flatten(0, 1), repeated.flatten()).view(repeated.shape).sum(-1)
@@ -199,8 +200,7 @@ def _tf32_products() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _chunks(examples: Examples) -> Iterator[tuple[Tensor, Tensor]]:
-    chunk = EVALUATION_IMAGES[examples.targets.device.type]
+def _chunks(examples: Examples, chunk: int = EVALUATION_IMAGES) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(examples.targets), chunk):
         stop = start + chunk
         yield examples.features[start:stop], examples.targets[start:stop]

@@ -112,6 +112,8 @@ class PreactivationEngine:
 
     def _slopes(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
         """A buffer for G: the last one, unless it is too small or somebody still has updates made of it."""
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph has memory of its own
+            return like.new_empty(shape)
         size = shape[0] * shape[1] * shape[2]
         buffer = self._buffer
         if buffer is None or len(buffer) < size or buffer.dtype != like.dtype or self._lent() is not None:
@@ -378,7 +380,7 @@ def _any_step(work: LocalWork, rest: Tensor) -> Step:
     objective, head = work.objective, _head(work.objective)
 
     def loss(params: dict[str, Tensor], z: Tensor, targets: Tensor) -> Tensor:
-        return objective.output_loss(head.rest(params, z), targets)
+        return objective.output_loss(head.rest(params, z.clone()), targets)  # the first of them may be in place
 
     gradient = vmap(grad(loss, argnums=(0, 1)))
     params = objective.unflatten(rest)
