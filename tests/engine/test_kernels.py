@@ -1,0 +1,66 @@
+"""The GPU kernels, run by Triton's interpreter on a CPU: what they compute, without a GPU."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import torch
+import otafl.engine.kernels as kernels
+from tests.conftest import make_config, simulate
+
+draw = torch.Generator().manual_seed(0)
+features, images = torch.randn(50, 70, generator=draw), torch.randint(0, 50, (6, 40), generator=draw)
+inputs, turned = kernels.gather_both(features, images)
+assert torch.equal(inputs, features[images])
+assert torch.equal(turned, features[images].transpose(1, 2))
+scales = torch.rand(6, generator=draw)
+expected = (features[images] * scales[:, None, None]).view(2, -1, 70).transpose(1, 2)
+assert torch.allclose(kernels.gather_turned(features, images, scales, 2), expected)
+
+end, pool = torch.randn(2, 5, 9001, generator=draw), torch.randn(2, 3, 9001, generator=draw)
+end[0, 1] = torch.nan  # a device outside the mask
+slot = torch.randint(0, 3, (2, 5), generator=draw)
+who = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 1, 0]], dtype=torch.bool)
+weights = torch.rand(2, 5, generator=draw)
+difference = torch.where(who[..., None], end - pool[torch.arange(2)[:, None], slot], 0.0)
+squares = difference.double().square().sum(-1)
+assert torch.allclose(kernels.masked_squares(end, pool, slot, who), squares, rtol=1e-6)
+total = (weights[..., None] * difference).sum(1)
+assert torch.allclose(kernels.masked_sum(end, pool, slot, weights, who), total, atol=1e-4)
+chosen = torch.where(who[:, :3], weights[:, :3], 0.0)
+mean = kernels.masked_sum(pool, None, None, weights[:, :3], who[:, :3])
+assert torch.allclose(mean, (chosen[..., None] * pool).sum(1), atol=1e-4)
+models = end.clone()
+kernels.masked_replace(models, torch.ones(2, 9001), who)
+assert (models[who] == 1).all() and torch.equal(models[~who].nan_to_num(), end[~who].nan_to_num())
+
+keys = {"training.engine": "preactivation", "training.precision": "float32", "training.batch_size": 16}
+keys |= {"model.hidden": [150], "data.train_images": 2000, "cell.devices": 3, "experiment.seeds": [0]}
+sim = simulate(make_config("fedoag", keys))
+
+
+def changes():
+    round_ = sim.round_at(0)
+    shared = round_.train(sim.problem.initial)
+    return round_.train(sim.problem.device_models()).end, shared.end, shared.norms(round_.everyone)
+
+
+plain = changes()
+kernels.suits = lambda *arguments: True
+for one, other in zip(plain, changes()):
+    assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is for Linux")
+def test_kernels_compute_their_formulas() -> None:
+    """Gathering both ways round; norms, sums and replacements in a mask; the steps of local training."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
