@@ -298,6 +298,8 @@ def main() -> None:
     parser.add_argument("--no-scaling", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results/cpu.csv"))
     arguments = parser.parse_args()
+    if arguments.repeats < 1 or arguments.rounds < 2:
+        parser.error("--repeats must be at least 1, and --rounds at least 2: the first round warms up")
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     own = Path(sys.executable)
     scripts = {"plain": own, "ours": own, "ours_fedoag": own}
@@ -314,4 +316,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except otafl.OtaflError as error:  # no data, say
+        raise SystemExit(f"benchmarks/compare.py: {error}") from None

@@ -1,7 +1,6 @@
 """Static rounds overwrite their state; continuing finds the memory that this machine wants."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ def test_anchors_saved_with_few_rows_get_those_that_this_machine_wants() -> None
     assert small.continued(large).pool.shape == (2, 5, 3)
 
 
-def test_device_models_keep_their_layout_when_continued(tmp_path: Path) -> None:
+def test_device_models_keep_their_layout_when_continued() -> None:
     sim = simulate(make_config("fedoag"))
     template: Any = sim.init()
     strides = template.local_params.stride()

@@ -9,27 +9,22 @@ batch k by −Σ_{j<k} K[k, j] G_j. So the s steps run on small matrices, and at
 With one batch per round X is that batch, K acts on it in every step, and G is the sum over the steps. Devices
 that start from one shared model need no weights of their own: their updates stay factored as (G, X).
 
-All devices of a chunk are one batch. On a GPU the steps are a kernel of their own where that fits
-(`otafl.engine.kernels`).
+All devices of a chunk are one batch; their steps are in `otafl.engine.steps`.
 
 Knows: models with a linear first layer, batches, learning rates.
 Does not know: channels, methods.
 """
 
-import math
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
-from torch.nn.functional import one_hot
 
 from otafl.engine import kernels
-from otafl.engine.head import Head
 from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows, rows_of
+from otafl.engine.steps import descend, gram_strips, head_of, images_of, scratch
 from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 
@@ -63,49 +58,43 @@ class PreactivationEngine:
     def _from_own(self, work: LocalWork) -> Updates:
         """Each device from its own model, in place where that is allowed."""
         models = work.start if work.overwrites else work.models()
-        head, flat, rows = _head(work.objective), models.flatten(0, 1), work.rows
+        head, flat, rows = head_of(work.objective), models.flatten(0, 1), work.rows
 
-        def train(start: int, stop: int) -> None:
+        for start, stop in _chunks(work, len(rows)):
             index = rows.index[start:stop]
             chunk = flat[start:stop] if rows.complete else flat[index]
             weight, bias, rest = head.split(chunk)
             if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
-                inputs, turned = kernels.gather_both(work.objective.train.features, _images(work, index))
+                inputs, turned = kernels.gather_both(work.objective.train.features, images_of(work, index))
             else:
                 inputs = _inputs(work, index)
                 turned = inputs.transpose(1, 2)
-            z, slopes = (_scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
+            z, slopes = (scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
             torch.bmm(inputs, weight.transpose(1, 2), out=z)
-            _descend(work, index, inputs, z, bias, rest, slopes)
+            descend(work, index, inputs, z, bias, rest, slopes)
             weight.baddbmm_(slopes.transpose(1, 2), turned.transpose(1, 2), alpha=-1)
             if not rows.complete:
                 flat[index] = chunk
-
-        for start, stop in _chunks(work, len(rows)):
-            train(start, stop)
         return work.updates(models)
 
     def _from_shared(self, work: LocalWork) -> Updates:
         """All devices from one model; no weights of their own."""
-        head, rows = _head(work.objective), work.rows
+        head, rows = head_of(work.objective), work.rows
         weight, bias, rest = head.split(work.start)
         weight = weight.contiguous()  # aligned, for fast products
         slopes = self._slopes((len(rows), work.batches.shape[2:].numel(), head.outputs), work.start)
         seeds = rows.index // rows.num_devices
         rests, biases = rest[seeds], None if bias is None else bias[seeds]
 
-        def train(start: int, stop: int) -> None:
+        for start, stop in _chunks(work, len(rows)):
             inputs = _inputs(work, rows.index[start:stop])
-            z = _scratch("z", slopes[start:stop].shape, slopes)
+            z = scratch("z", slopes[start:stop].shape, slopes)
             for seeds_here, part in _equal_parts(rows, start, stop):
                 each = len(weight[seeds_here]), -1
                 left = inputs[part].view(*each, head.inputs)
                 torch.bmm(left, weight[seeds_here].transpose(1, 2), out=z[part].view(*each, head.outputs))
             mine = None if biases is None else biases[start:stop]
-            _descend(work, rows.index[start:stop], inputs, z, mine, rests[start:stop], slopes[start:stop])
-
-        for start, stop in _chunks(work, len(rows)):
-            train(start, stop)
+            descend(work, rows.index[start:stop], inputs, z, mine, rests[start:stop], slopes[start:stop])
         updates = FactoredUpdates(work, slopes, rests)
         self._lent = weakref.ref(updates)
         return updates
@@ -127,7 +116,7 @@ class FactoredUpdates(Updates):
     def __init__(self, work: LocalWork, slopes: Tensor, rests: Tensor) -> None:
         """G [N, r, H] and later layers [N, P_rest] of the rows that trained."""
         self._work, self._slopes, self._rests = work, slopes, rests
-        self._head = _head(work.objective)
+        self._head = head_of(work.objective)
         self._position = torch.full((work.batches.shape[:2].numel(),), -1, device=slopes.device)
         self._position[work.rows.index] = torch.arange(len(work.rows), device=slopes.device)
         super().__init__(work.start, *shared_reference(work.start, work.batches.shape[1]), work.lr)
@@ -175,9 +164,7 @@ class FactoredUpdates(Updates):
             for start, stop in _chunks(self._work, len(rows)):
                 index, slopes, rest = self._factors(rows, start, stop)
                 inputs = _inputs(self._work, index)
-                gram = torch.bmm(inputs, inputs.transpose(1, 2))
-                if self._head.bias:
-                    gram += 1
+                (gram,) = gram_strips(inputs, inputs.shape[1], self._head.bias)
                 first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
                 later = torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
                 squares[index] = first + later
@@ -220,44 +207,19 @@ def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, sli
         yield slice(s, s + 1), slice(first - start, last - start)
 
 
-def _head(objective: Objective) -> Head:
-    assert objective.head is not None
-    return objective.head
-
-
-_thread = threading.local()
-
-
-def _scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Memory for a passing result; on a CPU every thread keeps its own, since fresh pages cost as much as the sums."""
-    if like.device.type != "cpu":
-        return like.new_empty(shape)
-    kept: dict[str, Tensor] = _thread.__dict__.setdefault("kept", {})
-    size, buffer = math.prod(shape), kept.get(name)
-    if buffer is None or len(buffer) < size or buffer.dtype != like.dtype:
-        buffer = kept[name] = like.new_empty(size)
-    return buffer[:size].view(shape)
-
-
-def _images(work: LocalWork, index: Tensor) -> Tensor:
-    """Images of some rows' batches, [R, r]."""
-    batches = work.batches.flatten(2).flatten(0, 1)
-    return batches if len(index) == len(batches) else batches.index_select(0, index)
-
-
 def _inputs(work: LocalWork, index: Tensor) -> Tensor:
     """Inputs X of some rows, [R, r, n], for passing use."""
-    features, images = work.objective.train.features, _images(work, index)
-    inputs = _scratch("inputs", (images.numel(), features.shape[1]), features)
+    features, images = work.objective.train.features, images_of(work, index)
+    inputs = scratch("inputs", (images.numel(), features.shape[1]), features)
     torch.index_select(features, 0, images.flatten(), out=inputs)
     return inputs.view(*images.shape, -1)
 
 
 def _scaled_inputs(work: LocalWork, index: Tensor, scales: Tensor, num_groups: int) -> tuple[Tensor, float]:
-    """W X of some rows, a group's below one another, [groups, ·, n], and the factor that it still lacks."""
+    """Inputs times weights of some rows, a group's below one another, [groups, ·, n], and a factor still to apply."""
     features = work.objective.train.features
     if work.objective.tf32 and kernels.can_mask(features):
-        return kernels.gather_turned(features, _images(work, index), scales, num_groups).transpose(1, 2), 1.0
+        return kernels.gather_turned(features, images_of(work, index), scales, num_groups).transpose(1, 2), 1.0
     inputs = _inputs(work, index)
     if scales.device.type == "cpu" and bool((scales == scales[0]).all()):  # seen at a glance: not a pass over inputs
         return inputs.view(num_groups, -1, inputs.shape[2]), float(scales[0])
@@ -265,138 +227,9 @@ def _scaled_inputs(work: LocalWork, index: Tensor, scales: Tensor, num_groups: i
     return inputs.view(num_groups, -1, inputs.shape[2]), 1.0
 
 
-def _descend(
-    work: LocalWork,
-    index: Tensor,
-    inputs: Tensor,
-    z: Tensor,
-    bias: Tensor | None,
-    rest: Tensor,
-    slopes: Tensor,
-) -> None:
-    """The s steps of some rows, from X W₁ᵀ [R, r, H] to G [R, r, H].
-
-    First bias [R, 1, H] and later layers [R, P_rest] learn in place.
-    """
-    head, per_round = _head(work.objective), work.batches.shape[2] == 1 and work.steps > 1
-    batch, images = work.batches.shape[3], _images(work, index)
-    targets = work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
-    if not per_round and bias is not None and kernels.suits(work.objective, head, batch, z):
-        gram = torch.bmm(inputs, inputs.transpose(1, 2))
-        scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
-        mask = None if work.mask is None else work.mask.flatten()[index]
-        kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32=work.objective.tf32)
-        return
-    work.need_rows()
-    if _by_hand(work.objective):
-        step = _chain_step(work, rest, (len(z), batch, head.outputs))
-        num_classes = work.objective.num_classes
-        targets = one_hot(targets, num_classes).to(z.dtype).mul_(-work.lr / batch)
-    else:
-        step = _any_step(work, rest)
-    if per_round:
-        (strip,) = _gram(inputs, inputs.shape[1], bias is not None)
-        if bias is not None:
-            z += bias
-        slopes.zero_()
-        slope = _scratch("slope", z.shape, z)
-        for k in range(work.steps):
-            step(z, targets, slope)
-            slopes += slope
-            if k + 1 < work.steps:
-                z.baddbmm_(strip, slope, alpha=-1)
-        if bias is not None:
-            bias -= slopes.sum(1, keepdim=True)
-        return
-    by_step = _scratch("z by step", (work.steps, len(z), batch, head.outputs), z)  # each step's in one piece
-    turned = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
-    if bias is None:
-        by_step.copy_(turned)
-    else:
-        torch.add(turned, bias[:, None].transpose(0, 1), out=by_step)
-    strips = _gram(inputs, 2 * batch, bias is not None)
-    for k in range(work.steps):
-        now, before = slice(k * batch, (k + 1) * batch), slice(0, k * batch)
-        if k:
-            rows = slice((k % 2) * batch, (k % 2 + 1) * batch)
-            by_step[k].baddbmm_(strips[k // 2][:, rows, before], slopes[:, before], alpha=-1)
-        step(by_step[k], targets[:, now], slopes[:, now])
-    if bias is not None:
-        bias -= slopes.sum(1, keepdim=True)
-
-
-def _gram(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:
-    """K = X Xᵀ (+ 1 with a bias) in strips of `height` images, [R, height, ·], each up to its own images."""
-    strips = []
-    for start in range(0, inputs.shape[1], height):
-        stop = min(start + height, inputs.shape[1])
-        strip = _scratch(f"gram {start}", (len(inputs), stop - start, stop), inputs)
-        torch.bmm(inputs[:, start:stop], inputs[:, :stop].transpose(1, 2), out=strip)
-        strips.append(strip.add_(1) if bias else strip)
-    return strips
-
-
-Step = Callable[[Tensor, Tensor, Tensor], None]
-"""From pre-activations [R, b, H] and labels [R, b] to η ∂loss/∂z [R, b, H]; the later layers learn on the way."""
-
-
-def _by_hand(objective: Objective) -> bool:
-    return _head(objective).layers is not None and objective.classifies
-
-
-def _chain_step(work: LocalWork, rest: Tensor, shape: tuple[int, int, int]) -> Step:
-    """Steps of SGD where ReLU and linear layers follow, by hand."""
-    head = _head(work.objective)
-    assert head.layers is not None
-    layers = [layer.split(rest) for layer in head.layers]
-    forward = [(weight.transpose(1, 2), bias) for weight, bias in layers]
-    widths = [head.outputs, *(layer.outputs for layer in head.layers)]
-    actives = [_scratch(f"active {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
-    earlier = [_scratch(f"slope {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
-    ones = rest.new_ones(shape[0], 1, shape[1])
-    scale = float(work.lr) / shape[1]
-
-    def step(z: Tensor, wanted: Tensor, out: Tensor) -> None:
-        output = z
-        for active, (transposed, bias) in zip(actives, forward, strict=True):
-            torch.clamp_min(output, 0, out=active)
-            output = torch.baddbmm(bias, active, transposed)
-        slope = torch.add(wanted, output.softmax(-1), alpha=scale)
-        if not layers:
-            out.copy_(slope)
-        for i in reversed(range(len(layers))):
-            (weight, bias), active = layers[i], actives[i]
-            torch.bmm(slope, weight, out=earlier[i])
-            weight.baddbmm_(slope.transpose(1, 2), active, alpha=-1)
-            bias.baddbmm_(ones, slope, alpha=-1)
-            into = earlier[i] if i else out
-            slope = torch.ops.aten.threshold_backward.grad_input(earlier[i], active, 0, grad_input=into)
-
-    return step
-
-
-def _any_step(work: LocalWork, rest: Tensor) -> Step:
-    """Steps of SGD for any later layers, by automatic differentiation."""
-    objective, head = work.objective, _head(work.objective)
-
-    def loss(params: dict[str, Tensor], z: Tensor, targets: Tensor) -> Tensor:
-        return objective.output_loss(head.rest(params, z.clone()), targets)  # the first of them may be in place
-
-    gradient = vmap(grad(loss, argnums=(0, 1)))
-    params = objective.unflatten(rest)
-
-    def step(z: Tensor, targets: Tensor, out: Tensor) -> None:
-        by_params, by_z = gradient(params, z, targets)
-        for name, slope in by_params.items():
-            params[name].sub_(slope * work.lr)
-        torch.mul(by_z, work.lr, out=out)
-
-    return step
-
-
 def _chunks(work: LocalWork, count: int) -> Sequence[tuple[int, int]]:
     """Positions of `count` rows in pieces that fit."""
-    num_images, head = work.batches.shape[2:].numel(), _head(work.objective)
+    num_images, head = work.batches.shape[2:].numel(), head_of(work.objective)
     row_bytes = work.start.element_size() * num_images * (head.inputs + 2 * head.outputs + num_images)
     chunk = max(1, CHUNK_BYTES[work.start.device.type] // row_bytes)
     return [(start, min(start + chunk, count)) for start in range(0, count, chunk)]

@@ -1,0 +1,177 @@
+"""The s local steps on pre-activations, once the large product that gives these is done.
+
+Where ReLU and linear layers follow the first, a step is written out by hand; else it is automatic differentiation;
+on a GPU it is a kernel where that fits (`otafl.engine.kernels`). The algebra is in `otafl.engine.preactivation`.
+
+Knows: pre-activations, X Xᵀ, the layers after the first.
+Does not know: where start models come from, what becomes of the gradients.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn.functional import one_hot
+
+from otafl.engine import kernels
+from otafl.engine.head import Head
+from otafl.engine.objective import Objective
+from otafl.engine.training import LocalWork
+
+
+def head_of(objective: Objective) -> Head:
+    """The first layer, which the engine has made sure is there."""
+    assert objective.head is not None
+    return objective.head
+
+
+_thread = threading.local()
+
+
+def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    """Memory for a passing result; on a CPU every thread keeps its own, since fresh pages cost as much as the sums."""
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    kept: dict[str, Tensor] = _thread.__dict__.setdefault("kept", {})
+    size, buffer = math.prod(shape), kept.get(name)
+    if buffer is None or len(buffer) < size or buffer.dtype != like.dtype:
+        buffer = kept[name] = like.new_empty(size)
+    return buffer[:size].view(shape)
+
+
+def images_of(work: LocalWork, index: Tensor) -> Tensor:
+    """Images of some rows' batches, [R, r]."""
+    batches = work.batches.flatten(2).flatten(0, 1)
+    return batches if len(index) == len(batches) else batches.index_select(0, index)
+
+
+def descend(
+    work: LocalWork,
+    index: Tensor,
+    inputs: Tensor,
+    z: Tensor,
+    bias: Tensor | None,
+    rest: Tensor,
+    slopes: Tensor,
+) -> None:
+    """The s steps of some rows, from X W₁ᵀ [R, r, H] to G [R, r, H].
+
+    First bias [R, 1, H] and later layers [R, P_rest] learn in place.
+    """
+    head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
+    batch, images = work.batches.shape[3], images_of(work, index)
+    targets = work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
+    if not per_round and bias is not None and kernels.suits(work.objective, head, batch, z):
+        (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
+        scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
+        mask = None if work.mask is None else work.mask.flatten()[index]
+        kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32=work.objective.tf32)
+        return
+    work.need_rows()
+    if _by_hand(work.objective):
+        step = _chain_step(work, rest, (len(z), batch, head.outputs))
+        num_classes = work.objective.num_classes
+        targets = one_hot(targets, num_classes).to(z.dtype).mul_(-work.lr / batch)
+    else:
+        step = _any_step(work, rest)
+    if per_round:
+        (strip,) = gram_strips(inputs, inputs.shape[1], bias is not None)
+        if bias is not None:
+            z += bias
+        slopes.zero_()
+        slope = scratch("slope", z.shape, z)
+        for k in range(work.steps):
+            step(z, targets, slope)
+            slopes += slope
+            if k + 1 < work.steps:
+                z.baddbmm_(strip, slope, alpha=-1)
+        if bias is not None:
+            bias -= slopes.sum(1, keepdim=True)
+        return
+    by_step = scratch("z by step", (work.steps, len(z), batch, head.outputs), z)  # each step's in one piece
+    turned = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
+    if bias is None:
+        by_step.copy_(turned)
+    else:
+        torch.add(turned, bias[:, None].transpose(0, 1), out=by_step)
+    strips = gram_strips(inputs, 2 * batch, bias is not None)
+    for k in range(work.steps):
+        now, before = slice(k * batch, (k + 1) * batch), slice(0, k * batch)
+        if k:
+            rows = slice((k % 2) * batch, (k % 2 + 1) * batch)
+            by_step[k].baddbmm_(strips[k // 2][:, rows, before], slopes[:, before], alpha=-1)
+        step(by_step[k], targets[:, now], slopes[:, now])
+    if bias is not None:
+        bias -= slopes.sum(1, keepdim=True)
+
+
+def gram_strips(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:
+    """K = X Xᵀ (+ 1 with a bias) in strips of `height` images, [R, height, ·], each up to its own images."""
+    strips = []
+    for start in range(0, inputs.shape[1], height):
+        stop = min(start + height, inputs.shape[1])
+        strip = scratch(f"gram {start}", (len(inputs), stop - start, stop), inputs)
+        torch.bmm(inputs[:, start:stop], inputs[:, :stop].transpose(1, 2), out=strip)
+        strips.append(strip.add_(1) if bias else strip)
+    return strips
+
+
+Step = Callable[[Tensor, Tensor, Tensor], None]
+"""From pre-activations [R, b, H] and labels [R, b] to η ∂loss/∂z [R, b, H]; the later layers learn on the way."""
+
+
+def _by_hand(objective: Objective) -> bool:
+    return head_of(objective).layers is not None and objective.classifies
+
+
+def _chain_step(work: LocalWork, rest: Tensor, shape: tuple[int, int, int]) -> Step:
+    """Steps of SGD where ReLU and linear layers follow, by hand."""
+    head = head_of(work.objective)
+    assert head.layers is not None
+    layers = [layer.split(rest) for layer in head.layers]
+    forward = [(weight.transpose(1, 2), bias) for weight, bias in layers]
+    widths = [head.outputs, *(layer.outputs for layer in head.layers)]
+    actives = [scratch(f"active {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
+    earlier = [scratch(f"slope {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
+    ones = rest.new_ones(shape[0], 1, shape[1])
+    scale = float(work.lr) / shape[1]
+
+    def step(z: Tensor, wanted: Tensor, out: Tensor) -> None:
+        output = z
+        for active, (transposed, bias) in zip(actives, forward, strict=True):
+            torch.clamp_min(output, 0, out=active)
+            output = torch.baddbmm(bias, active, transposed)
+        slope = torch.add(wanted, output.softmax(-1), alpha=scale)
+        if not layers:
+            out.copy_(slope)
+        for i in reversed(range(len(layers))):
+            (weight, bias), active = layers[i], actives[i]
+            torch.bmm(slope, weight, out=earlier[i])
+            weight.baddbmm_(slope.transpose(1, 2), active, alpha=-1)
+            bias.baddbmm_(ones, slope, alpha=-1)
+            into = earlier[i] if i else out
+            slope = torch.ops.aten.threshold_backward.grad_input(earlier[i], active, 0, grad_input=into)
+
+    return step
+
+
+def _any_step(work: LocalWork, rest: Tensor) -> Step:
+    """Steps of SGD for any later layers, by automatic differentiation."""
+    objective, head = work.objective, head_of(work.objective)
+
+    def loss(params: dict[str, Tensor], z: Tensor, targets: Tensor) -> Tensor:
+        return objective.output_loss(head.rest(params, z.clone()), targets)  # the first of them may be in place
+
+    gradient = vmap(grad(loss, argnums=(0, 1)))
+    params = objective.unflatten(rest)
+
+    def step(z: Tensor, targets: Tensor, out: Tensor) -> None:
+        by_params, by_z = gradient(params, z, targets)
+        for name, slope in by_params.items():
+            params[name].sub_(slope * work.lr)
+        torch.mul(by_z, work.lr, out=out)
+
+    return step
