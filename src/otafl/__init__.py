@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from otafl.engine.models import TaskShape
     from otafl.errors import OtaflError
     from otafl.fold import run
-    from otafl.radio.csi import Knowledge, View
+    from otafl.radio.csi import View
+    from otafl.radio.knowledge import Knowledge
     from otafl.random import Streams
     from otafl.result import Result
     from otafl.world.data import Dataset, Split
@@ -34,7 +35,7 @@ _HOMES = {
     "load_config": "otafl.config",
     "TaskShape": "otafl.engine.models",
     "OtaflError": "otafl.errors",
-    "Knowledge": "otafl.radio.csi",
+    "Knowledge": "otafl.radio.knowledge",
     "View": "otafl.radio.csi",
     "Streams": "otafl.random",
     "Result": "otafl.result",

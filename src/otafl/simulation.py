@@ -26,7 +26,8 @@ from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
 from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.metrics import RESERVED_COLUMNS
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
-from otafl.radio.csi import Knowledge, Quantity, View
+from otafl.radio.csi import View
+from otafl.radio.knowledge import Knowledge, Quantity
 from otafl.random import Streams
 from otafl.registry import guarded
 from otafl.world.channel import Trajectory, trajectory
@@ -86,7 +87,10 @@ class Simulation:
         )
         mask = (len(self.seeds), config.cell.devices)
         self._everyone = Schedule(np.ones((1, *mask), dtype=np.bool_), device)
+        self._plan = self._decide(host_channel)
+        self.problem = dataclasses.replace(self.problem, plan=self._plan)
         self._active, self._useful = self._foresee(host_channel)
+        self._plan = {name: values.to(device) for name, values in self._plan.items()}
         if self._active is not None and device.type != "cpu":
             self.problem = dataclasses.replace(self.problem, most_last_heard=self._active.most_last())
         self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
@@ -128,6 +132,7 @@ class Simulation:
             self.air,
             None if self._active is None else self._active.at(t),
             None if self._useful is None else self._useful.at(t),
+            {name: values[t] for name, values in self._plan.items()},
         )
 
     def static_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
@@ -135,7 +140,8 @@ class Simulation:
         needed = {"h"} | self.algorithm.knowledge.device | self.algorithm.knowledge.server
         now = {name: rounds.index_select(0, t.view(1))[0] for name, rounds in self._channel.items() if name in needed}
         active = None if self._active is None else self._active.pick(t)
-        return self._round(t, lr, now, lambda: batches, air, active, None)
+        plan = {name: values.index_select(0, t.view(1))[0] for name, values in self._plan.items()}
+        return self._round(t, lr, now, lambda: batches, air, active, None, plan)
 
     @property
     def static(self) -> bool:
@@ -159,6 +165,7 @@ class Simulation:
         air: Air | IdealAir,
         active: Tensor | None,
         useful: Tensor | None,
+        plan: Mapping[str, Tensor],
     ) -> Round:
         return Round(
             owner=self.config.algorithm.name,
@@ -177,6 +184,7 @@ class Simulation:
             everyone=self._everyone.at(0),
             active=active,
             useful=useful,
+            plan=plan,
         )
 
     def check(self) -> None:
@@ -211,6 +219,23 @@ class Simulation:
             case "auto" if suits(self.objective, num_images):
                 return PreactivationEngine()
         return BatchedEngine()
+
+    def _decide(self, channel: dict[Quantity, Tensor]) -> dict[str, Tensor]:
+        """What the server decides beforehand for all rounds, from what it declared to know, each [T, S, ...]."""
+        if not hasattr(self.algorithm, "plan"):
+            return {}
+        view, shape = self._view("server", channel), tuple(channel["h"].shape[:2])
+
+        def draw(name: str) -> Tensor:
+            rows = [Streams(seed).at(f"algorithm/{name}", 0).random(shape[0]) for seed in self.seeds]
+            return torch.from_numpy(np.stack(rows, axis=1))
+
+        plan = self._guarded("plan", lambda: self.algorithm.plan(view, self.problem, draw))
+        if not isinstance(plan, dict) or not all(
+            isinstance(values, Tensor) and tuple(values.shape[:2]) == shape for values in plan.values()
+        ):
+            raise PluginError(f"{self._who}: plan() must give a dict of tensors, each of shape {list(shape)} and more")
+        return plan
 
     def _foresee(self, channel: dict[Quantity, Tensor]) -> tuple[Schedule | None, Schedule | None]:
         """Who transmits in each round, and who does so then or later, where the method can tell beforehand."""

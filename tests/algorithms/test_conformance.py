@@ -13,7 +13,8 @@ import otafl
 from otafl import registry
 from otafl.errors import InformationError
 from otafl.fold import flatten_state
-from otafl.radio.csi import QUANTITIES, Reports, View
+from otafl.radio.csi import Reports, View
+from otafl.radio.knowledge import QUANTITIES
 from otafl.simulation import Simulation
 from tests.conftest import TINY_GAMMA, make_config, simulate
 

@@ -5,11 +5,14 @@ An algorithm is a frozen dataclass of hyper-parameters with
     knowledge: ClassVar[Knowledge]     what it reads of the channel, on which side
     init(problem) -> State             a dataclass of tensors with a field `params` [S, P], the server model
     step(state, round) -> (State, Info)
-    active(device, problem) -> mask    optional: who transmits, where the devices' view alone decides it
+    plan(server, problem, draw)        optional: what the server decides from its view alone and tells everybody
+    active(device, problem) -> mask    optional: who transmits, where the devices' view and the plan decide it
 
-With `active` the simulator knows beforehand who will transmit, in all rounds at once: shapes have the rounds in
-front, [T, S, M]. A round then has that mask as `round.active`, no round waits for a GPU to learn it, and only
-these devices may report and transmit.
+`plan` and `active` decide for all rounds at once: shapes have the rounds in front, [T, S, ...]. A plan is a dict of
+tensors, thresholds and scalings designed from channel statistics for instance; `draw(name)` gives it uniform
+random numbers [T, S]. It is then `problem.plan`, and a round has its own part as `round.plan`. With `active` the
+simulator knows beforehand who will transmit: a round has that mask as `round.active`, no round waits for a GPU to
+learn it, and only these devices may report and transmit.
 
 With `static = True` a method says that its step does the same with tensors in every round, reads `round.t` and
 `round.lr` only in tensor arithmetic and draws nothing by itself. Then rounds on a GPU can be one CUDA graph.
@@ -39,7 +42,8 @@ from otafl.engine.training import Engine, LocalWork
 from otafl.engine.updates import Updates
 from otafl.errors import PluginError
 from otafl.radio.air import Air, IdealAir, Transmission, check_mask
-from otafl.radio.csi import Knowledge, Reports, View
+from otafl.radio.csi import Reports, View
+from otafl.radio.knowledge import Knowledge
 from otafl.random import Streams
 
 ALIGNMENT = 32  # elements: the largest alignment that matrix products on a GPU ask for
@@ -59,6 +63,8 @@ class Problem:
     """x^0, [S, P]."""
     server: View
     """What the server declared to know, at round 0."""
+    plan: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the method's `plan` decided, each [T, S, ...]."""
 
     def device_models(self) -> Tensor:
         """x^0 for every device, [S, M, P], each in memory aligned for matrix products."""
@@ -78,6 +84,10 @@ class Info:
     """B_t, [S]."""
     anchors: Tensor | None = None
     """Models the server holds for its devices, [S]."""
+    weights: Tensor | None = None
+    """w_i in "recovered update = Σ_i w_i Δ_i + noise", [S, M]."""
+    noise_std: Tensor | None = None
+    """Standard deviation of that noise per coordinate, [S]."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns of the method's own, each [S]."""
 
@@ -120,8 +130,11 @@ class Round:
         everyone: Tensor,
         active: Tensor | None,
         useful: Tensor | None,
+        plan: Mapping[str, Tensor],
     ) -> None:
         self.problem, self.seeds = problem, seeds
+        self.plan = plan
+        """What the method's `plan` decided for this round, each [S, ...]."""
         self.t: Any = t
         """The round's number; a scalar tensor where rounds are a CUDA graph."""
         self.lr: Any = lr

@@ -17,7 +17,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.radio.csi import Knowledge
+from otafl.radio.knowledge import Knowledge
 
 
 @dataclass(frozen=True)

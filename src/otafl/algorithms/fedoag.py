@@ -24,7 +24,8 @@ from otafl.algorithms.anchors import Anchors, Pruning
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
 from otafl.engine.rows import replace_rows
-from otafl.radio.csi import Knowledge, View
+from otafl.radio.csi import View
+from otafl.radio.knowledge import Knowledge
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
-from otafl.radio.csi import Knowledge, View
+from otafl.radio.csi import View
+from otafl.radio.knowledge import Knowledge
 
 
 @dataclass(frozen=True)

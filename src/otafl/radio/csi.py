@@ -6,26 +6,12 @@ Does not know: models, methods.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from otafl.errors import InformationError
-
-Quantity = Literal["h", "mean_gain", "distance_m"]
-QUANTITIES: frozenset[Quantity] = frozenset({"h", "mean_gain", "distance_m"})
-
-
-@dataclass(frozen=True)
-class Knowledge:
-    """Who needs which channel knowledge: the columns of the paper's Table 1."""
-
-    device: frozenset[Quantity] = frozenset()
-    server: frozenset[Quantity] = frozenset()
-    fading: str = "arbitrary"
-    """Fading the method's design assumes."""
-
+from otafl.radio.knowledge import QUANTITIES, Quantity
 
 class View:
     """One side's view of the channel in one round; reading what was not declared raises.

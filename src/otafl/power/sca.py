@@ -1,0 +1,199 @@
+"""Pre-scalers of truncated inversion that trade the bias of unequal channels against noise.
+
+Device i sends with pre-scaler γ_i when |h_i| ≥ γ_i/√(d E_s). Under Rayleigh fading, with its reach S_i = √(d Λ_i E_s),
+
+    q_i = exp(−γ_i²/S_i²)   it transmits with this probability,
+    α_i = γ_i q_i           its mean received amplitude;   α = Σ α_i,   p_i = α_i/α its weight in the mean,
+
+and the convergence bound of A. Abrar and N. Michelusi (arXiv 2403.19849, 2503.06078, 2510.26722), up to constants, is
+
+    Ψ(γ) = wb Σ (p_i − 1/m)² + wv [ Σ p_i² (1/q_i − 1) + Σ p_i² σ_i² + ν/α² ],    ν = d σ_z².
+
+Vectors have norm at most 1 here; σ_i² is the variance of device i's vector. Each α_i is reached by two γ_i, and the
+smaller has less variance: y_i = γ_i²/S_i² lies in (0, ½], so on the channel it was designed for every device
+transmits with probability at least e^{−½}. The optimum is unique: `exact` finds it by nested root finding,
+`successive` by successive convex approximation in the log domain, as the papers do; they agree.
+
+Arrays have the devices last; leading axes are independent instances.
+
+Knows: reaches, noise, the weights of bias and variance.
+Does not know: channels as they happen, models, who asks.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import minimize
+from scipy.special import lambertw
+
+Array = NDArray[np.float64]
+
+LEAST_NOISE = 1e-12  # ν over the squared median reach below which a design has no finite scale
+MOST_STEPS = 500  # successive approximations
+SETTLED = 1e-10  # relative gain at which they stop
+
+
+def transmit_probability(gamma: Array, reach: Array) -> Array:
+    """q_i."""
+    return np.exp(-((gamma / reach) ** 2))
+
+
+def amplitudes(gamma: Array, reach: Array) -> Array:
+    """α_i = γ_i q_i."""
+    return gamma * transmit_probability(gamma, reach)
+
+
+def weights(gamma: Array, reach: Array) -> Array:
+    """p_i = α_i/α."""
+    alpha = amplitudes(gamma, reach)
+    return alpha / alpha.sum(-1, keepdims=True)
+
+
+def bound(
+    gamma: Array, reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
+) -> Array:
+    """Ψ of pre-scalers, one value per instance; noise is ν, spread σ_i²."""
+    p = weights(gamma, reach)
+    alpha = amplitudes(gamma, reach).sum(-1)
+    bias = ((p - 1 / reach.shape[-1]) ** 2).sum(-1)
+    transmission = (p**2 * (np.expm1((gamma / reach) ** 2) + spread)).sum(-1)
+    return np.asarray(bias_weight * bias + variance_weight * (transmission + noise / alpha**2))
+
+
+def slope(
+    gamma: Array, reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
+) -> Array:
+    """∂Ψ/∂ ln y_i: zero at the optimum, which is always inside 0 < y_i < ½."""
+    y = (gamma / reach) ** 2
+    p = weights(gamma, reach)
+    alpha = amplitudes(gamma, reach).sum(-1, keepdims=True)
+    by_weight = 2 * bias_weight * (p - 1 / reach.shape[-1]) + 2 * variance_weight * p * (np.expm1(y) + spread)
+    by_amplitude = p * (by_weight - (by_weight * p).sum(-1, keepdims=True))
+    by_amplitude -= 2 * variance_weight * noise / alpha**2 * p
+    return np.asarray((0.5 - y) * by_amplitude + variance_weight * p**2 * np.exp(y) * y)
+
+
+def min_noise(reach: Array) -> Array:
+    """Every device at its largest mean amplitude, γ_i = S_i/√2: least noise, p_i ∝ √Λ_i."""
+    return reach / np.sqrt(2)
+
+
+def zero_bias(reach: Array) -> Array:
+    """All α_i equal and as large as the weakest device allows: p_i = 1/m with least noise."""
+    ratio = (reach.min(-1, keepdims=True) / reach) ** 2
+    y = np.where(ratio < 1, -0.5 * lambertw(-np.minimum(ratio, 1 - 1e-15) / np.e).real, 0.5)
+    return np.asarray(reach * np.sqrt(y))
+
+
+def exact(
+    reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
+) -> Array:
+    """The minimiser of Ψ.
+
+    For fixed α the problem separates into Σ φ_i(α_i), φ_i = α_i² [wb + wv σ_i² + wv (e^{y_i} − 1)], each convex, so
+    all φ_i' equal one θ; the condition on α makes H(θ) = θ α/2 − Σ φ_i = wv ν, and H rises from 0.
+    """
+    unit = np.median(reach, axis=-1, keepdims=True)
+    s = reach / unit
+    scale = max(bias_weight, variance_weight)
+    wb, wv = bias_weight / scale, variance_weight / scale
+    target = wv * np.maximum(noise / unit[..., 0] ** 2, LEAST_NOISE)
+    base = wb + wv * np.broadcast_to(np.asarray(spread, dtype=np.float64), s.shape)
+
+    low, high = np.full(target.shape, -90.0), np.full(target.shape, 90.0)
+    place = np.zeros_like(s)
+    for _ in range(80):
+        middle = (low + high) / 2
+        place = _where_slopes_are(middle[..., None], s, base, wv, place)
+        y = 0.5 * _sigmoid(place)
+        alpha = s * np.sqrt(y) * np.exp(-y)
+        phi = alpha**2 * (base + wv * np.expm1(y))
+        reached = np.exp(middle) * alpha.sum(-1) / 2 - phi.sum(-1)
+        low, high = np.where(reached < target, middle, low), np.where(reached < target, high, middle)
+    y = 0.5 * _sigmoid(_where_slopes_are(((low + high) / 2)[..., None], s, base, wv, place))
+    return np.asarray(unit * s * np.sqrt(y))
+
+
+def successive(
+    reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
+) -> Array:
+    """The minimiser of Ψ by successive convex approximation, one instance [M].
+
+    With a_i = ln p_i, b = ln α, c_i = ln γ_i all of Ψ is convex but −e^{a_i} and −e^{2 a_i}, and so are the constraints
+    a_i + b ≤ c_i − e^{2 c_i}/S_i² but Σ e^{a_i} ≥ 1: tangents at the last iterate take their place.
+    """
+    unit = float(np.median(reach))
+    s, scale, num_devices = reach / unit, max(bias_weight, variance_weight), len(reach)
+    wb, wv, nu = bias_weight / scale, variance_weight / scale, max(noise / unit**2, LEAST_NOISE)
+    fixed = (s, nu, wb, wv, spread)
+
+    gamma = s / 2
+    best = float(bound(gamma, *fixed))
+    for _ in range(MOST_STEPS):
+        wanted = _convex_step(gamma, s, nu, wb, wv, np.broadcast_to(spread, num_devices))
+        wanted = np.minimum(wanted, np.log(s / np.sqrt(2)))
+        here, share = np.log(gamma), 1.0
+        while (value := float(bound(np.exp(here + share * (wanted - here)), *fixed))) > best and share > 1e-9:
+            share /= 2
+        if value > best:
+            break
+        gamma, gain, best = np.exp(here + share * (wanted - here)), best - value, value
+        if gain <= SETTLED * best:
+            break
+    return np.asarray(unit * gamma)
+
+
+def _convex_step(gamma: Array, s: Array, nu: float, wb: float, wv: float, spread: Array) -> Array:
+    """ln γ that solves the convex problem around an iterate."""
+    m = len(s)
+    p0 = weights(gamma, s)
+    a0, b0, c0 = np.log(p0), float(np.log(amplitudes(gamma, s).sum())), np.log(gamma)
+
+    def surrogate(x: Array) -> tuple[float, Array]:
+        a, b, c = x[:m], x[m], x[m + 1 :]
+        squares, sent, heard = np.exp(2 * a), np.exp(a + c - b), np.exp(-2 * b)
+        value = ((wb + wv * spread) * squares + wv * sent).sum() + wv * nu * heard
+        value -= (2 * wb / m * p0 * (1 + a - a0) + wv * p0**2 * (1 + 2 * (a - a0))).sum()
+        by_a = 2 * (wb + wv * spread) * squares + wv * sent - 2 * wb / m * p0 - 2 * wv * p0**2
+        by_b = -wv * sent.sum() - 2 * wv * nu * heard
+        return float(value), np.concatenate([by_a, [by_b], wv * sent])
+
+    def amplitude_left(x: Array) -> Array:
+        return np.asarray(x[m + 1 :] - np.exp(2 * x[m + 1 :]) / s**2 - x[:m] - x[m])
+
+    def amplitude_slopes(x: Array) -> Array:
+        by_c = np.diag(1 - 2 * np.exp(2 * x[m + 1 :]) / s**2)
+        return np.hstack([-np.eye(m), -np.ones((m, 1)), by_c])
+
+    share_slopes = np.concatenate([p0, np.zeros(m + 1)])
+    start = np.concatenate([a0, [b0], c0])
+    found = minimize(
+        surrogate,
+        start,
+        jac=True,
+        method="SLSQP",
+        constraints=[
+            {"type": "ineq", "fun": amplitude_left, "jac": amplitude_slopes},
+            {"type": "ineq", "fun": lambda x: (p0 * (1 + x[:m] - a0)).sum() - 1, "jac": lambda x: share_slopes},
+        ],
+        options={"maxiter": 200, "ftol": 1e-14},
+    )
+    return np.asarray(found.x[m + 1 :])
+
+
+def _where_slopes_are(log_theta: Array, s: Array, base: Array, wv: float, start: Array) -> Array:
+    """u with φ'(y) = θ at y = σ(u)/2, by Newton's method: ln φ' rises with a slope between ½ and 3/2 in u."""
+    u = start
+    for _ in range(60):
+        y, rest = 0.5 * _sigmoid(u), _sigmoid(-u)  # rest is 1 − 2y, to full precision near ½
+        bracket = base + wv * ((1 - y) * np.expm1(y) + y) / rest
+        value = np.log(2 * s) + 0.5 * np.log(y) - y + np.log(bracket)
+        growth = wv * np.exp(y) * (2 - 3 * y + 2 * y**2) / rest**2  # d bracket/dy
+        change = (log_theta - value) / ((0.5 / y - 1 + growth / bracket) * y * rest)
+        u = u + np.clip(change, -20.0, 20.0)
+        if np.max(np.abs(change)) < 1e-12:
+            break
+    return u
+
+
+def _sigmoid(u: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-u)))
