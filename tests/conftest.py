@@ -1,5 +1,6 @@
 """Small worlds that every suite uses."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from otafl import registry
 from otafl.config import Config, load_config
 from otafl.simulation import Simulation
 from otafl.world.files import MNIST_FILES
@@ -37,9 +39,14 @@ TINY_PARAMS = 6 * 5 + 5 + 5 * 3 + 3
 TINY_GAMMA = 1e-9 * (TINY_PARAMS / 814_090) ** 0.5 * 0.5
 
 
+def has_gamma(algorithm: str) -> bool:
+    """Whether a method takes FedOAG's threshold."""
+    return any(field.name == "gamma" for field in dataclasses.fields(registry.lookup("algorithms", algorithm)))
+
+
 def make_config(algorithm: str = "fedoag", overrides: Mapping[str, Any] | None = None) -> Config:
     """The tiny configuration of an algorithm."""
-    gamma = {"algorithm.gamma": TINY_GAMMA} if algorithm in ("fedoag", "ota-fedavg") else {}
+    gamma = {"algorithm.gamma": TINY_GAMMA} if has_gamma(algorithm) else {}
     return load_config("stationary", {**TINY, "algorithm.name": algorithm, **gamma, **(overrides or {})})
 
 
@@ -58,7 +65,7 @@ def make_quadratic(algorithm: str = "fedoag", overrides: Mapping[str, Any] | Non
         "algorithm.name": algorithm,
         **(overrides or {}),
     }
-    if algorithm in ("fedoag", "ota-fedavg"):
+    if has_gamma(algorithm):
         wanted.setdefault("algorithm.gamma", TINY_GAMMA * (wanted["data.dimension"] / TINY_PARAMS) ** 0.5)
     return load_config("stationary", wanted)
 

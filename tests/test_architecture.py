@@ -16,6 +16,7 @@ ROOMS = [
     ["errors", "_version"],
     ["units", "registry", "random"],
     ["world", "presets"],
+    ["power"],
     ["radio"],
     ["engine"],
     ["algorithms"],

@@ -25,8 +25,19 @@ Result = TypeVar("Result")
 BUILTIN: dict[str, dict[str, str]] = {
     "algorithms": {
         "fedoag": "otafl.algorithms.fedoag:FedOAG",
+        "fedoag-plus": "otafl.algorithms.fedoag_plus:FedOAGPlus",
         "fedavg": "otafl.algorithms.fedavg:FedAvg",
         "ota-fedavg": "otafl.algorithms.ota_fedavg:OTAFedAvg",
+        "sca": "otafl.algorithms.sca:SCA",
+        "vanilla": "otafl.algorithms.vanilla:Vanilla",
+        "bb-interior": "otafl.algorithms.bb_interior:BBInterior",
+        "bb-alternative": "otafl.algorithms.bb_alternative:BBAlternative",
+        "opc": "otafl.algorithms.opc:OPC",
+        "lcpc": "otafl.algorithms.lcpc:LCPC",
+        "air-feel": "otafl.algorithms.air_feel:AirFEEL",
+        "fedpbc": "otafl.algorithms.fedpbc:FedPBC",
+        "fedawe": "otafl.algorithms.fedawe:FedAWE",
+        "mifa": "otafl.algorithms.mifa:MIFA",
     },
     "datasets": {
         "mnist": "otafl.world.data:MNIST",

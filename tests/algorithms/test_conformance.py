@@ -11,6 +11,8 @@ from torch import Tensor
 
 import otafl
 from otafl import registry
+from otafl.algorithms.uplink import heard_mean
+from otafl.engine.updates import Updates, shared_reference
 from otafl.errors import InformationError
 from otafl.fold import flatten_state
 from otafl.radio.csi import Reports, View
@@ -19,6 +21,47 @@ from otafl.simulation import Simulation
 from tests.conftest import TINY_GAMMA, make_config, simulate
 
 ALGORITHMS = sorted(registry.BUILTIN["algorithms"])
+NO_RADIO = {name for name in ALGORITHMS if registry.lookup("algorithms", name).ideal_radio}
+# What does not apply to whom, and why; everything else applies to everyone.
+EXEMPT = {
+    "C1 energy": dict.fromkeys(NO_RADIO, "spends none"),
+    "C2 linearity": {name: "no weights without a radio: its own tests" for name in NO_RADIO}
+    | dict.fromkeys(("fedoag", "fedoag-plus"), "adds anchors: identity F1 and its like in their own tests"),
+    "C3 noise": dict.fromkeys(NO_RADIO, "no noise")
+    | dict.fromkeys(("fedoag", "fedoag-plus"), "identity F4 and its like in their own tests"),
+    "C6 scale": dict.fromkeys(NO_RADIO, "no normalisation")
+    | dict.fromkeys(("fedoag", "fedoag-plus"), "an innovation has a history: tested on the uplink itself"),
+    "C8 empty round": dict.fromkeys(("fedavg", "vanilla", "opc", "air-feel"), "everybody always transmits"),
+}
+CLIPPING = [
+    name
+    for name in ALGORITHMS
+    if any(field.name == "norms" for field in dataclasses.fields(registry.lookup("algorithms", name)))
+]
+FORMS = [(name, {}) for name in ALGORITHMS] + [
+    *((name, {"algorithm.norms": "clip", "algorithm.norm_limit": 2.0}) for name in CLIPPING),
+    ("vanilla", {"algorithm.rule": "tight"}),
+    ("sca", {"algorithm.design": "min-noise"}),
+    ("sca", {"algorithm.design": "zero-bias", "algorithm.refresh": "oracle"}),
+    *((name, {"algorithm.form": "fading"}) for name in ("bb-interior", "bb-alternative")),
+    *((name, {"algorithm.form": "instantaneous"}) for name in ("bb-interior", "bb-alternative")),
+    ("bb-interior", {"algorithm.divide_by": "count", "algorithm.distances": "initial"}),
+    ("opc", {"algorithm.renormalise": True}),
+    ("lcpc", {"algorithm.renormalise": False}),
+    ("lcpc", {"algorithm.form": "clip"}),
+    ("lcpc", {"algorithm.form": "clip", "algorithm.renormalise": False}),
+    ("air-feel", {"algorithm.regime": "biased"}),
+    ("fedoag-plus", {"algorithm.theta_min": 1.0}),
+]  # fmt: skip
+
+
+def forms(check: str, without: tuple[tuple[str, str], ...] = ()) -> Any:
+    """Every form of every method to which a check applies, without those that have a certain key."""
+    exempt = EXEMPT.get(check, {})
+    chosen = [(name, keys) for name, keys in FORMS if name not in exempt and not set(without) & set(keys.items())]
+    return pytest.mark.parametrize(
+        ("algorithm", "keys"), chosen, ids=[" ".join([name, *map(str, keys.values())]) for name, keys in chosen]
+    )
 
 
 def reference(algorithm: str, overrides: dict[str, Any] | None = None) -> Simulation:
@@ -56,26 +99,99 @@ def test_shapes_and_dtype_are_kept(algorithm: str, dtype: str) -> None:
     assert dataclasses.is_dataclass(state)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_round_with_nobody_active_keeps_the_model(algorithm: str) -> None:
-    if algorithm == "fedavg":  # everybody is always heard
-        return
-    sim = reference(algorithm, {"algorithm.gamma": 1.0})
+@dataclasses.dataclass(frozen=True)
+class DeepFade:
+    """Everybody far below what statistics promise."""
+
+    def coefficients(self, positions_m: Any, streams: Any) -> Any:
+        return np.full(positions_m.shape[:2], 1e-9 + 0j)
+
+    def exceed_prob(self, power: Any) -> Any:
+        return (np.asarray(power) <= 1e-18).astype(float)
+
+
+@pytest.fixture
+def deep_fade(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registered["fading"], "deep", DeepFade)
+
+
+@pytest.mark.usefixtures("deep_fade")
+@forms("C8 empty round", without=(("algorithm.form", "instantaneous"), ("algorithm.form", "clip")))  # all transmit
+def test_c8_a_round_with_nobody_active_keeps_the_model(algorithm: str, keys: dict[str, Any]) -> None:
+    """Where the server can know. With clipped norms and a fixed factor it cannot, and applies the noise alone."""
+    sim = reference(algorithm, {"fading.name": "deep", **keys})
     state, info, spent, *_ = sim.step(sim.init(), 0)
     assert not info.active.any()
-    assert torch.equal(state.params, sim.problem.initial)
     assert (spent.energy_j == 0).all()
+    if keys.get("algorithm.norms") == "clip":
+        noise = (state.params - sim.problem.initial) / sim.config.training.lr_at(0)
+        scheduled = sim.round_at(0).plan.get("scheduled", torch.ones_like(info.active)).any(-1)
+        assert torch.equal((noise != 0).any(-1), scheduled)
+        assert torch.allclose(noise.std(-1), info.noise_std, rtol=5 / np.sqrt(2 * noise.shape[-1]))
+        return
+    assert torch.equal(state.params, sim.problem.initial)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_energy_never_exceeds_the_limit(algorithm: str) -> None:
-    """C1 over many rounds, and the ledger's largest ratio is what the metrics report."""
-    config = make_config(algorithm, {"cell.devices": 10, "experiment.rounds": 60})
-    result = otafl.run(config)
-    largest = np.nanmax(result.metrics["energy_ratio_max"])
-    assert largest <= 1 + 1e-12
-    if algorithm != "fedavg":
-        assert largest > 0.5  # and the limit is nearly used: a check that never bites would not show
+@forms("C1 energy")
+def test_c1_energy_never_exceeds_the_limit(algorithm: str, keys: dict[str, Any]) -> None:
+    """Over many rounds; and the limit is nearly used: a check that never bites would not show."""
+    config = make_config(algorithm, {"cell.devices": 10, "experiment.rounds": 60, **keys})
+    largest = np.nanmax(otafl.run(config).metrics["energy_ratio_max"])
+    assert 0.5 < largest <= 1 + 1e-12
+
+
+@forms("C2 linearity")
+def test_c2_and_c3_update_is_the_weighted_sum_plus_the_noise_it_reports(algorithm: str, keys: dict[str, Any]) -> None:
+    """(x^{t+1} − x^t)/η = Σ w_i Δ_i + noise_std · z/σ_z, with the weights and the standard deviation of Info."""
+    sim = reference(algorithm, {"experiment.rounds": 6, **keys})
+    assert sim.noise_var_j > 0
+    state, anybody = sim.init(), False
+    for t in range(6):
+        lr = sim.config.training.lr_at(t)
+        updates = sim.round_at(t).train(state.params).dense()
+        after, info, *_ = sim.step(state, t)
+        unit = sim.air.noise(sim.seeds, "noise", t, sim.objective.num_params)  # type: ignore[union-attr]
+        expected = (info.weights[..., None] * updates).sum(1) + info.noise_std[:, None] * unit
+        assert torch.allclose((after.params - state.params) / lr, expected, rtol=1e-9, atol=1e-9)
+        assert (info.weights[~info.active] == 0).all()
+        assert (info.weights >= 0).all()
+        anybody |= bool((info.weights > 0).any() and (info.noise_std > 0).any())
+        state = after
+    assert anybody
+
+
+@pytest.mark.parametrize(("algorithm", "keys"), FORMS)
+def test_c4_phases_of_the_channels_do_not_matter(algorithm: str, keys: dict[str, Any]) -> None:
+    one, other = reference(algorithm, keys), reference(algorithm, keys)
+    turn = torch.rand(other._channel["h"].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    other._channel["h"] = other._channel["h"] * torch.exp(2j * torch.pi * turn)
+    state, turned = advance(one, 4), advance(other, 4)
+    assert torch.allclose(state.params, turned.params, rtol=1e-9, atol=1e-9)
+
+
+class Louder:
+    """A Round in which every update is `factor` times as long."""
+
+    def __init__(self, sim: Simulation, t: int, factor: float) -> None:
+        self._round, self._factor = sim.round_at(t), factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._round, name)
+
+    def train(self, start: Tensor, who: Tensor | None = None) -> Updates:
+        updates = self._round.train(start, who)
+        end = start[:, None] + self._factor * (updates.end - start[:, None])
+        return Updates(end, *shared_reference(start, end.shape[1]), self._round.lr)
+
+
+@forms("C6 scale", without=(("algorithm.norms", "clip"),))
+def test_c6_scale_of_the_updates_does_not_matter(algorithm: str, keys: dict[str, Any]) -> None:
+    """All updates times c multiply the recovered update by c, noise included, where norms are normalised."""
+    sim = reference(algorithm, keys)
+    start = sim.init()
+    plain = sim.algorithm.step(start, Louder(sim, 0, 1.0))[0].params - start.params
+    louder = sim.algorithm.step(start, Louder(sim, 0, 1000.0))[0].params - start.params
+    assert torch.allclose(louder, 1000.0 * plain, rtol=1e-9, atol=1e-9)
 
 
 class Replay:
@@ -134,9 +250,9 @@ def moved_behind_the_servers_back(sim: Simulation, num_rounds: int = 8) -> bool:
     return moved
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_server_knows_only_what_it_heard(algorithm: str) -> None:
-    assert not moved_behind_the_servers_back(reference(algorithm, {"experiment.rounds": 8}))
+@pytest.mark.parametrize(("algorithm", "keys"), FORMS)
+def test_server_knows_only_what_it_heard(algorithm: str, keys: dict[str, Any]) -> None:
+    assert not moved_behind_the_servers_back(reference(algorithm, {"experiment.rounds": 8, **keys}))
 
 
 def test_a_server_that_peeks_is_caught() -> None:
@@ -197,16 +313,13 @@ def test_all_methods_meet_the_same_world() -> None:
             for mine, yours in zip(sim.shares, sims[0].shares, strict=True)
             for a, b in zip(mine, yours, strict=True)
         )
-    noisy = [sim for sim in sims if sim.config.algorithm.name != "fedavg"]
+    noisy = [sim for sim in sims if sim.config.algorithm.name not in NO_RADIO]
     draws = [sim.air.noise(sim.seeds, "noise", 2, 50) for sim in noisy]  # type: ignore[union-attr]
     assert all(torch.equal(draw, draws[0]) for draw in draws)
 
 
-def test_scale_of_the_updates_does_not_matter() -> None:
-    """C6: all gradients times c multiply the recovered update by c, noise included (normalised transmission)."""
-    from otafl.algorithms.truncated import heard_mean
-    from otafl.engine.updates import Updates, shared_reference
-
+def test_c6_scale_of_the_innovations_does_not_matter() -> None:
+    """The same for FedOAG's uplink."""
     sim = reference("fedoag")
     end = torch.randn((2, 6, sim.objective.num_params), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     zero = torch.zeros_like(end[:, 0])
@@ -221,7 +334,7 @@ def test_scale_of_the_updates_does_not_matter() -> None:
 
 def test_every_module_is_registered_and_has_a_page() -> None:
     folder = Path(registry.__file__).parent / "algorithms"
-    shared = {"__init__", "base", "anchors", "truncated"}
+    shared = {"__init__", "base", "anchors", "uplink", "memoryless"}
     modules = {path.stem for path in folder.glob("*.py")} - shared
     registered = {place.split(":")[0].rsplit(".", 1)[1] for place in registry.BUILTIN["algorithms"].values()}
     assert modules == registered

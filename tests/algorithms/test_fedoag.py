@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from otafl.radio.scaling import inversion_threshold
+from otafl.radio.link import inversion_threshold
 from otafl.random import Streams
 from otafl.simulation import Simulation
 from tests.conftest import TINY_GAMMA, make_config, make_quadratic, simulate

@@ -10,8 +10,7 @@ from torch import Tensor
 from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import ConfigError, EnergyError
 from otafl.radio.air import Air, EnergyGuard, IdealAir, addressed_noise
-from otafl.radio.link import LinkBudget
-from otafl.radio.scaling import inversion_threshold, truncated_inversion
+from otafl.radio.link import LinkBudget, inversion_threshold
 
 CPU = torch.device("cpu")
 
@@ -25,6 +24,11 @@ def vectors(seeds: int = 2, devices: int = 5, size: int = 7, dtype: torch.dtype 
 def channel(seeds: int = 2, devices: int = 5) -> Tensor:
     generator = torch.Generator().manual_seed(2)
     return torch.randn((seeds, devices), generator=generator, dtype=torch.complex128) * 1e-7
+
+
+def truncated_inversion(gamma: float, coeff: Tensor, active: Tensor, bound: Tensor) -> Tensor:
+    """γ/(h_i B) for the active devices."""
+    return torch.where(active, gamma / (coeff * bound[:, None]), 0.0)
 
 
 def quiet(size: int = 7) -> Air:

@@ -7,8 +7,7 @@ import pytest
 from scipy.special import gamma as gamma_function
 from scipy.special import gammainc
 
-from otafl.radio.link import LinkBudget
-from otafl.radio.scaling import inversion_threshold
+from otafl.radio.link import LinkBudget, inversion_threshold
 from otafl.random import Streams
 from otafl.world.channel import active_prob, trajectory
 from otafl.world.fading import NoFading, Rayleigh

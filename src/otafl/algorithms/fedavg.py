@@ -14,18 +14,9 @@ Departures: weights are uniform, not proportional to data.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.memoryless import State
 from otafl.radio.knowledge import Knowledge
-
-
-@dataclass(frozen=True)
-class State:
-    """What the next round needs."""
-
-    params: Tensor
-    """x^t, [S, P]."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from otafl.algorithms.anchors import Anchors, Pruning
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
+from otafl.algorithms.uplink import Gamma, above_threshold, heard_mean
 from otafl.engine.rows import replace_rows
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
@@ -84,5 +84,11 @@ class FedOAG:
         # Lines 20–28: postponed broadcast to the active devices only; the others keep what they trained.
         local_params = replace_rows(innovation.end, heard.who, params, round.donates)
         anchors = state.anchors.receive(params, round.t + 1, heard.who, self.pruning, round.donates)
-        info = Info(active=heard.who, norm_bound=heard.norm_bound, anchors=anchors.count())
+        info = Info(
+            active=heard.who,
+            norm_bound=heard.norm_bound,
+            anchors=anchors.count(),
+            weights=heard.weights,
+            noise_std=heard.noise_std,
+        )
         return State(params, local_params, anchors), info

@@ -21,17 +21,10 @@ import torch
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
+from otafl.algorithms.memoryless import State
+from otafl.algorithms.uplink import Gamma, above_threshold, heard_mean
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
-
-
-@dataclass(frozen=True)
-class State:
-    """What the next round needs."""
-
-    params: Tensor
-    """x^t, [S, P]."""
 
 
 @dataclass(frozen=True)
@@ -58,4 +51,5 @@ class OTAFedAvg:
         updates = round.train(state.params, round.active)
         heard = heard_mean(round, updates, self.gamma)
         params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
-        return State(params), Info(active=heard.who, norm_bound=heard.norm_bound)
+        info = Info(active=heard.who, norm_bound=heard.norm_bound, weights=heard.weights, noise_std=heard.noise_std)
+        return State(params), info

@@ -140,3 +140,23 @@ def masked_replace(models: Tensor, params: Tensor, who: Tensor) -> None:
     device.replace[(num_seeds * num_devices, triton.cdiv(size, SPAN))](
         models, params, who.contiguous(), size, num_devices, models.stride(1), params.stride(0), SPAN=SPAN
     )
+
+
+def masked_blend(models: Tensor, params: Tensor, who: Tensor, kept: Tensor, pool: Tensor, slot: Tensor) -> None:
+    """Give the devices `who` of [S, M, P] params + kept_i (model_i − reference_i), in place."""
+    num_seeds, num_devices, size = models.shape
+    device.blend[(num_seeds * num_devices, triton.cdiv(size, SPAN))](
+        models,
+        params,
+        who.contiguous(),
+        kept.contiguous(),
+        pool,
+        slot.contiguous(),
+        size,
+        num_devices,
+        models.stride(1),
+        params.stride(0),
+        pool.stride(0),
+        pool.stride(1),
+        SPAN=SPAN,
+    )

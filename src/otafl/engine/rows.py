@@ -135,3 +135,24 @@ def replace_rows(models: Tensor, who: Tensor, params: Tensor, in_place: bool) ->
     else:
         flat[rows.index] = params[rows.index // models.shape[1]]
     return models
+
+
+def blend_rows(
+    models: Tensor, who: Tensor, params: Tensor, kept: Tensor, reference: tuple[Tensor, Tensor], in_place: bool
+) -> Tensor:
+    """Models [S, M, P] in which the devices `who` have params + kept_i (model_i − reference_i), kept [S, M].
+
+    A device's reference is `pool[s, slot[s, i]]`, as in `Updates`.
+    """
+    pool, slot = reference
+    models = models if in_place else models.clone()
+    kept = kept.to(models.dtype)
+    if kernels.can_mask(models):
+        kernels.masked_blend(models, params, who, kept, pool, slot)
+        increment_version(models)
+        return models
+    flat, rows = models.flatten(0, 1), rows_of(who)
+    for row in rows.index.tolist():
+        s, i = divmod(row, models.shape[1])
+        flat[row].sub_(pool[s, slot[s, i]]).mul_(kept[s, i]).add_(params[s])
+    return models

@@ -207,3 +207,33 @@ def replace(
         at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
         value = tl.load(fresh + (row // num_devices) * fresh_stride + at, mask=at < size)
         tl.store(models + row * stride + at, value, mask=at < size)
+
+
+@triton.jit
+def blend(
+    models,
+    fresh,
+    who,
+    kept,
+    pool,
+    slot,
+    size,
+    num_devices,
+    stride,
+    fresh_stride,
+    pool_seed_stride,
+    pool_stride,
+    SPAN: tl.constexpr,
+):
+    """One span of one device's new model: the fresh one and a share of what it had not sent."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(who + row) != 0:
+        at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+        inside = at < size
+        seed = row // num_devices
+        value = tl.load(fresh + seed * fresh_stride + at, mask=inside)
+        share = tl.load(kept + row)
+        if share != 0:
+            reference = pool + seed * pool_seed_stride + tl.load(slot + row) * pool_stride
+            value += share * (tl.load(models + row * stride + at, mask=inside) - tl.load(reference + at, mask=inside))
+        tl.store(models + row * stride + at, value, mask=inside)

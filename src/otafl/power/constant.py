@@ -49,7 +49,7 @@ def clipped_moments(a: Array, reach: Array) -> tuple[Array, Array]:
 
 
 def clipping(reach: Array, noise: float) -> Array:
-    """a of the clipped form, one per instance."""
+    """A of the clipped form, one per instance."""
     low, high = np.log(1e-6 / reach.max(-1)), np.log(1e3 / reach.min(-1))
     if noise > 0:  # at ν → ∞ the optimum is near Σ S_i/ν
         low = np.minimum(low, np.log(1e-3 * reach.sum(-1) / (noise + (reach**2).sum(-1))))

@@ -45,7 +45,7 @@ def amplitudes(gamma: Array, reach: Array) -> Array:
 def weights(gamma: Array, reach: Array) -> Array:
     """p_i = α_i/α."""
     alpha = amplitudes(gamma, reach)
-    return alpha / alpha.sum(-1, keepdims=True)
+    return np.asarray(alpha / alpha.sum(-1, keepdims=True))
 
 
 def bound(
@@ -74,7 +74,7 @@ def slope(
 
 def min_noise(reach: Array) -> Array:
     """Every device at its largest mean amplitude, γ_i = S_i/√2: least noise, p_i ∝ √Λ_i."""
-    return reach / np.sqrt(2)
+    return np.asarray(reach / np.sqrt(2))
 
 
 def zero_bias(reach: Array) -> Array:
@@ -84,9 +84,7 @@ def zero_bias(reach: Array) -> Array:
     return np.asarray(reach * np.sqrt(y))
 
 
-def exact(
-    reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
-) -> Array:
+def exact(reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0) -> Array:
     """The minimiser of Ψ.
 
     For fixed α the problem separates into Σ φ_i(α_i), φ_i = α_i² [wb + wv σ_i² + wv (e^{y_i} − 1)], each convex, so
@@ -143,7 +141,7 @@ def successive(
 
 
 def _convex_step(gamma: Array, s: Array, nu: float, wb: float, wv: float, spread: Array) -> Array:
-    """ln γ that solves the convex problem around an iterate."""
+    """Ln γ that solves the convex problem around an iterate."""
     m = len(s)
     p0 = weights(gamma, s)
     a0, b0, c0 = np.log(p0), float(np.log(amplitudes(gamma, s).sum())), np.log(gamma)
@@ -181,7 +179,7 @@ def _convex_step(gamma: Array, s: Array, nu: float, wb: float, wv: float, spread
 
 
 def _where_slopes_are(log_theta: Array, s: Array, base: Array, wv: float, start: Array) -> Array:
-    """u with φ'(y) = θ at y = σ(u)/2, by Newton's method: ln φ' rises with a slope between ½ and 3/2 in u."""
+    """U with φ'(y) = θ at y = σ(u)/2, by Newton's method: ln φ' rises with a slope between ½ and 3/2 in u."""
     u = start
     for _ in range(60):
         y, rest = 0.5 * _sigmoid(u), _sigmoid(-u)  # rest is 1 − 2y, to full precision near ½

@@ -13,6 +13,7 @@ from torch import Tensor
 from otafl.errors import InformationError
 from otafl.radio.knowledge import QUANTITIES, Quantity
 
+
 class View:
     """One side's view of the channel in one round; reading what was not declared raises.
 

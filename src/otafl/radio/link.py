@@ -53,3 +53,8 @@ class LinkBudget:
         """σ_z², joule per real dimension."""
         density_j = dbm_to_watt(self.noise_dbm_hz)
         return density_j if self.noise_convention == "n0" else density_j / 2
+
+
+def inversion_threshold(gamma: float, num_params: int, symbol_energy_j: float) -> float:
+    """Smallest |h| at which γ/h times a vector of norm 1 keeps the energy limit: γ/√(d E_s)."""
+    return gamma / math.sqrt(num_params * symbol_energy_j)

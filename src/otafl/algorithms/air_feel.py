@@ -1,0 +1,74 @@
+"""Air-FEEL: power control against the convergence bound, biased or unbiased.
+
+X. Cao, G. Zhu, J. Xu, Z. Wang, S. Cui, "Optimized Power Control Design for Over-the-Air Federated Edge Learning",
+2021, in the form of its FedAvg version, with the energy limit of a round. All devices transmit:
+
+    x̂_i = r_i(|h_i|) e^{−j arg h_i} u_i,   D̂ = (a/m) (Σ h_i x̂_i + z),   b_i = a |h_i| r_i = min(c_i, a √(d E_s) |h_i|)
+
+    biased:    c_i = 1, a minimises Σ E(b_i − 1)² + ν a²
+    unbiased:  c_i with E b_i = 1, a minimises Σ (E b_i² − 1) + ν a² where that is possible (`otafl.power.unbiased`)
+
+Knows: Λ_i of round 0 at the server, its own h at each device.
+Does not know: h at the server, statistics at the devices.
+Communicates: d channel uses and, when normalising, one scalar per device and round; (a, c_i) once.
+Departures: see docs/algorithms/air-feel.md.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.memoryless import State, move
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, reach, send
+from otafl.power import constant, unbiased
+from otafl.radio.csi import View
+from otafl.radio.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class AirFEEL:
+    """Everybody sends, inverting up to a factor designed from channel statistics; unbiased in the mean, or biased."""
+
+    knowledge: ClassVar[Knowledge] = Knowledge(
+        device=frozenset({"h"}), server=frozenset({"mean_gain"}), fading="block, known law"
+    )
+    ideal_radio: ClassVar[bool] = False
+    static: ClassVar[bool] = True
+
+    regime: Literal["unbiased", "biased"] = "unbiased"
+    """Expected weights all 1/m, or least mean squared error."""
+    norms: Norms = "normalise"
+    """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
+    norm_limit: NormLimit = 10.0
+    """G, where norms are clipped."""
+
+    def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """From the gains of round 0: each device's largest amplitude c_i/a and the server's factor a/m."""
+        gains = server.mean_gain
+        s = reach(gains[0], problem).numpy()
+        noise = problem.num_params * problem.noise_var_j
+        if self.regime == "unbiased":
+            a = unbiased.scale(s, noise)
+            factor = unbiased.factors(a, s)
+        else:
+            a = constant.clipping(s, noise)
+            factor = np.ones_like(s)
+        most, rescale = torch.as_tensor(factor / a[:, None]), torch.as_tensor(a / problem.num_devices)
+        return {"most": most.expand(len(gains), -1, -1), "rescale": rescale.expand(len(gains), -1)}
+
+    def init(self, problem: Problem) -> State:
+        """Start from x^0."""
+        return State(problem.initial)
+
+    def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
+        """All devices train from x^t and send."""
+        updates = round.train(state.params)
+        bounded = bound_norms(round, updates, round.everyone, self.norms, self.norm_limit)
+        amplitude = torch.minimum(round.plan["most"], full_amplitude(round.device.h, round.problem))
+        received = send(round, updates, bounded, amplitude)
+        return move(round, state.params, received, round.plan["rescale"])

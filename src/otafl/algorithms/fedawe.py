@@ -1,0 +1,75 @@
+"""FedAWE: adaptive weighting by echoes, without a radio.
+
+M. Xiang, S. Ioannidis, E. Yeh, C. Joe-Wong, L. Su, "Efficient Federated Learning against Heterogeneous and
+Non-stationary Client Unavailability", 2024. Only active devices train, from their own, possibly stale, models, and
+count their work as often as they were away: with k_i = t − τ_i, τ_i the last active round (−1 at the start),
+
+    x^{t+1} = mean_{i∈A} (x_i + η_g k_i (x̃_i − x_i));   i ∈ A: x_i ← x^{t+1};   others unchanged
+
+Knows: its own h at each device, for who is active.
+Does not know: radio.
+Communicates: one error-free upload per active device and round.
+Departures: the authors' code clips the averaged step; not here.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Gt
+from torch import Tensor
+
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.uplink import Gamma, above_threshold
+from otafl.engine.rows import replace_rows
+from otafl.engine.updates import Updates, shared_reference
+from otafl.radio.csi import View
+from otafl.radio.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs."""
+
+    params: Tensor
+    """x^t, [S, P]."""
+    local_params: Tensor
+    """x_i^t, [S, M, P]."""
+    last_active: Tensor
+    """τ_i, int [S, M]."""
+
+
+@dataclass(frozen=True)
+class FedAWE:
+    """Active devices count their work as often as they were away; no radio."""
+
+    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), fading="none (error-free)")
+    ideal_radio: ClassVar[bool] = True
+    static: ClassVar[bool] = True
+
+    gamma: Gamma = 1e-9
+    """γ decides who is active, as in FedOAG."""
+    server_lr: Annotated[float, Gt(0)] = 1.0
+    """η_g."""
+
+    def init(self, problem: Problem) -> State:
+        """Every device starts from x^0."""
+        local = problem.device_models()
+        return State(problem.initial, local, torch.full(local.shape[:2], -1, device=local.device))
+
+    def active(self, device: View, problem: Problem) -> Tensor:
+        """FedOAG's line 10."""
+        return above_threshold(device, problem, self.gamma)
+
+    def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
+        """Uploads are measured against x^t, only to be added to it again."""
+        active, start = round.active, state.local_params
+        trained = round.train(start, active).end
+        echo = self.server_lr * (round.t - state.last_active).to(start.dtype)
+        uploaded = torch.lerp(start, trained, echo[..., None])
+        uploads = Updates(uploaded, *shared_reference(state.params, round.problem.num_devices), round.lr)
+        count = active.sum(-1, keepdim=True)
+        mean = round.uplink(uploads, active / count.clamp(min=1).double(), active)
+        params = torch.where(count > 0, state.params + round.lr * mean, state.params)
+        local = replace_rows(start, active, params, round.donates)
+        return State(params, local, torch.where(active, round.t, state.last_active)), Info(active=active)

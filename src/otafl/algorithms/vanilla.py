@@ -1,0 +1,62 @@
+"""Vanilla OTA: everybody inverts its channel, and the weakest one limits all.
+
+K. Yang, T. Jiang, Y. Shi, Z. Ding, "Federated Learning via Over-the-Air Computation", 2020, with one antenna:
+
+    weakest:  γ = √(d E_s) min_i |h_i|,           x̂_i = (γ/h_i) Δ_i/B,   D̂ = B/(m γ) (Σ h_i x̂_i + z)
+    tight:    γ = √(d E_s) min_i |h_i|/‖Δ_i‖,     x̂_i = (γ/h_i) Δ_i,     D̂ = 1/(m γ) (Σ h_i x̂_i + z)
+
+D̂ is the mean of the Δ_i plus noise, surely; under Rayleigh fading the noise has no variance.
+
+Knows: all h_i at the server, its own h at each device.
+Does not know: channel statistics.
+Communicates: d channel uses and, when normalising, one scalar per device and round; the server broadcasts γ.
+Departures: see docs/algorithms/vanilla.md.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.memoryless import State, move
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, send
+from otafl.errors import ConfigError
+from otafl.radio.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """Everybody inverts its channel, limited by the weakest: unbiased and noisy."""
+
+    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), server=frozenset({"h"}))
+    ideal_radio: ClassVar[bool] = False
+    static: ClassVar[bool] = True
+
+    rule: Literal["weakest", "tight"] = "weakest"
+    """Scale by the weakest channel and the largest norm, or by the worst ratio of the two ("tight": less noise)."""
+    norms: Norms = "normalise"
+    """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
+    norm_limit: NormLimit = 10.0
+    """G, where norms are clipped."""
+
+    def __post_init__(self) -> None:
+        if self.rule == "tight" and self.norms == "clip":
+            raise ConfigError('algorithm.rule = "tight" needs the norms of this round; use norms = "normalise"')
+
+    def init(self, problem: Problem) -> State:
+        """Start from x^0."""
+        return State(problem.initial)
+
+    def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
+        """All devices train from x^t and send."""
+        updates = round.train(state.params)
+        bounded = bound_norms(round, updates, round.everyone, self.norms, self.norm_limit)
+        strongest = full_amplitude(round.server.h, round.problem)
+        if self.rule == "tight" and bounded.reports is not None:
+            share = bounded.reports.values * bounded.shrink  # ‖u_i‖ = ‖Δ_i‖/B: shorter vectors can be sent louder
+            strongest = torch.where(share > 0, strongest / share, torch.inf)
+        gamma = strongest.min(-1).values
+        gamma = torch.where(gamma.isfinite(), gamma, 1.0)  # all vectors are 0
+        received = send(round, updates, bounded, gamma[:, None])
+        return move(round, state.params, received, 1 / (round.problem.num_devices * gamma))
