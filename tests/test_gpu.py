@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import otafl
+from otafl import registry
 from otafl.random import Streams
 from tests.conftest import make_config, simulate
 
@@ -17,7 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
-ALGORITHMS = ["fedavg", "fedoag", "ota-fedavg"]
+ALGORITHMS = sorted(registry.BUILTIN["algorithms"])
 
 
 def host_noise(device: str) -> Any:

@@ -9,6 +9,7 @@ Does not know: what is recorded of a round, files.
 """
 
 import dataclasses
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -77,6 +78,8 @@ class _StaticRounds:
 
     def _record(self) -> None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        collects = gc.isenabled()
+        gc.disable()  # freeing an older run's graph in the middle would spoil this one
         try:
             with torch.cuda.graph(graph):
                 self._round(None)
@@ -85,6 +88,9 @@ class _StaticRounds:
             self._recordable = False
             log.warning("rounds are not a CUDA graph: %s", error)
             return
+        finally:
+            if collects:
+                gc.enable()
         self._graph = graph
 
     def _round(self, t: int | None) -> None:

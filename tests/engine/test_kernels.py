@@ -37,6 +37,11 @@ assert torch.allclose(mean, (chosen[..., None] * pool).sum(1), atol=1e-4)
 models = end.clone()
 kernels.masked_replace(models, torch.ones(2, 9001), who)
 assert (models[who] == 1).all() and torch.equal(models[~who].nan_to_num(), end[~who].nan_to_num())
+models, kept = end.clone(), torch.rand(2, 5, generator=draw)
+kept[0, 0] = 0
+kernels.masked_blend(models, torch.ones(2, 9001), who, kept, pool, slot)
+assert torch.allclose(models[who], (1 + kept[..., None] * difference)[who])
+assert torch.equal(models[~who].nan_to_num(), end[~who].nan_to_num())
 
 keys = {"training.engine": "preactivation", "training.precision": "float32", "training.batch_size": 16}
 keys |= {"model.hidden": [150], "data.train_images": 2000, "cell.devices": 3, "experiment.seeds": [0]}
