@@ -24,7 +24,18 @@ def otafl(*arguments: str, cwd: Path | None = None, **extra: str) -> subprocess.
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["run", "--help"], ["--version"], ["data", "list"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["list"],
+        ["list", "algorithms"],
+        ["reproduce", "table1"],
+        ["run", "--help"],
+        ["--version"],
+        ["data", "list"],
+    ],
+)
 def test_quick_answers_import_nothing_heavy(arguments: list[str]) -> None:
     """What keeps help and list within half a second: neither torch nor pydantic, scipy or matplotlib."""
     script = (

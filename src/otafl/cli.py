@@ -142,8 +142,40 @@ def list_(
     for shown in [kind] if kind else kinds:
         if not kind:
             print(f"{shown}:")
+        if kind == "algorithms":
+            _list_algorithms()
+            continue
         for name, text in _entries(shown):
             print(f"  {name:<18} {text}")
+
+
+def _list_algorithms() -> None:
+    """Methods with what they know: the paper's Table 1."""
+    from otafl.report.table1 import declared, marks
+
+    print(f"  {'':<16} {'channel h_i':^16} {'statistics Λ_i':^16}")
+    print(f"  {'':<16} {'server':^8}{'device':^8} {'server':^8}{'device':^8} {'fading':<18}")
+    for name, text in _entries("algorithms"):
+        try:
+            knowledge = declared(name)
+        except OtaflError as error:
+            print(f"  {name:<16} {error}")
+            continue
+        cells = [f"{mark if mark == '✓' else '·':^8}" for mark in marks(knowledge)]
+        print(f"  {name:<16} {cells[0]}{cells[1]} {cells[2]}{cells[3]} {knowledge.fading:<18} {text}")
+
+
+@app.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="table1: who needs which channel knowledge.")],
+) -> None:
+    """Make a table of the paper again."""
+    from otafl import registry
+    from otafl.report.table1 import table1
+
+    if what != "table1":
+        raise ConfigError(f"reproduce {what!r}: unknown{registry.nearest(what, ['table1'])}; there is table1")
+    print(table1())
 
 
 def _entries(kind: str) -> list[tuple[str, str]]:

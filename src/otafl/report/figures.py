@@ -20,14 +20,43 @@ if TYPE_CHECKING:
 STYLES: dict[str, tuple[str, str]] = {
     "fedavg": ("#000000", "--"),
     "fedoag": ("#0072B2", "-"),
-    "ota-fedavg": ("#D55E00", "-."),
+    "fedoag-plus": ("#D55E00", "-"),
+    "ota-fedavg": ("#56B4E9", "-."),
+    "sca": ("#009E73", "-"),
+    "vanilla": ("#777777", ":"),
+    "bb-interior": ("#E69F00", "-"),
+    "bb-alternative": ("#E69F00", "--"),
+    "opc": ("#CC79A7", "-"),
+    "lcpc": ("#CC79A7", "--"),
+    "air-feel": ("#CC79A7", "-."),
+    "fedpbc": ("#000000", ":"),
+    "fedawe": ("#777777", "--"),
+    "mifa": ("#777777", "-."),
 }
-SPARE_STYLES = (("#009E73", "-"), ("#CC79A7", "-"), ("#E69F00", "-"), ("#56B4E9", "-"), ("#F0E442", "-"))
-LABELS = {"fedavg": "ideal FedAvg", "fedoag": "FedOAG", "ota-fedavg": "OTA-FedAvg (no memory)"}
+SPARE_STYLES = (("#009E73", "-."), ("#0072B2", "--"), ("#D55E00", "--"), ("#56B4E9", "--"), ("#777777", "-"))
+LABELS = {
+    "fedavg": "ideal FedAvg",
+    "fedoag": "FedOAG",
+    "fedoag-plus": "FedOAG-plus",
+    "ota-fedavg": "OTA-FedAvg (no memory)",
+    "sca": "SCA",
+    "vanilla": "vanilla OTA",
+    "bb-interior": "BB-interior",
+    "bb-alternative": "BB-alternative",
+    "opc": "OPC",
+    "lcpc": "LCPC",
+    "air-feel": "Air-FEEL",
+    "fedpbc": "FedPBC",
+    "fedawe": "FedAWE",
+    "mifa": "MIFA",
+}
 
 
-def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str) -> Path:
-    """Mean test accuracy over rounds with a band of one standard deviation between seeds, as a PNG."""
+def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str, bottom: float | None = None) -> Path:
+    """Mean test accuracy over rounds with a band of one standard deviation between seeds, as a PNG.
+
+    Keys are method names or labels of your own; the axis begins at `bottom`, or below the lowest settled curve.
+    """
     try:
         import matplotlib
 
@@ -40,8 +69,12 @@ def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str) 
         spare = iter(SPARE_STYLES)
         ends: list[tuple[float, str, str]] = []
         lowest = 100.0
+        drawn: set[str] = set()
         for name, result in results.items():
-            colour, line = STYLES.get(name) or next(spare, ("#999999", ":"))
+            method = result.config.algorithm.name
+            known = STYLES.get(method) if method not in drawn else None
+            drawn.add(method)
+            colour, line = known or next(spare, ("#999999", ":"))
             accuracy = 100 * result.metrics["test_accuracy"]
             mean = np.nanmean(accuracy, axis=0)
             settled = result.rounds >= result.rounds[-1] / 20
@@ -51,7 +84,8 @@ def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str) 
                 std = np.nanstd(accuracy, axis=0, ddof=1)
                 axes.fill_between(result.rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
             ends.append((float(mean[-1]), LABELS.get(name, name), colour))
-        bottom = max(0.0, 10 * np.floor(lowest / 10) - 10)  # the first rounds may start below the frame
+        if bottom is None:
+            bottom = max(0.0, 10 * np.floor(lowest / 10) - 10)  # the first rounds may start below the frame
         axes.set_ylim(bottom, 100)
         _label_ends(axes, ends, max(int(result.rounds[-1]) for result in results.values()), gap=(100 - bottom) / 18)
         seeds = max(len(result.config.experiment.seeds) for result in results.values())

@@ -1,0 +1,81 @@
+"""The paper's Table 1, who needs which channel knowledge, from the methods' declarations, beside the printed one.
+
+Knows: declarations, the printed table.
+Does not know: results.
+"""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+from otafl import registry
+from otafl.errors import PluginError
+from otafl.radio.knowledge import Knowledge
+
+COLUMNS = ("h, server", "h, devices", "Λ, server", "Λ, devices", "fading")
+# printed row, and the methods it speaks of; ✓ and × in the order of COLUMNS
+PRINTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
+    ("Ours (FedOAG)", "×✓××", "arbitrary", ("fedoag", "fedoag-plus")),
+    ("SCA", "×✓✓×", "Rayleigh", ("sca",)),
+    ("Vanilla OTA", "✓✓××", "arbitrary", ("vanilla",)),
+    ("BB methods", "×✓✓✓", "Rayleigh", ("bb-interior", "bb-alternative")),
+    ("OPC/LCPC methods", "✓✓✓×", "Rayleigh", ("opc", "lcpc")),
+    ("Air-FEEL", "×✓✓×", "block", ("air-feel",)),
+)
+NOTES = {
+    "bb-interior": "devices are told γ and need no Λ_i in the form `energy`; in the form `fading` they do",
+    "bb-alternative": "as bb-interior",
+    "opc": "optimises each round for its channels: needs h_i at the server, no statistics, any fading",
+    "lcpc": "one constant from statistics: needs Λ_i at the server, no h_i there",
+}
+
+
+def declared(name: str) -> Knowledge:
+    """What a method declares; for built-in ones read from the source, so that no tensor library is loaded."""
+    if name in registry.BUILTIN["algorithms"]:
+        module, cls = registry.BUILTIN["algorithms"][name].split(":")
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.origin is not None
+        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.name == cls:
+                for line in node.body:
+                    if isinstance(line, ast.AnnAssign) and line.value and ast.unparse(line.target) == "knowledge":
+                        code = compile(ast.Expression(line.value), module, "eval")
+                        knowledge = eval(code, {"Knowledge": Knowledge})  # of our own source
+                        assert isinstance(knowledge, Knowledge)
+                        return knowledge
+        raise LookupError(f"{module}:{cls} declares no knowledge")
+    knowledge = getattr(registry.lookup("algorithms", name), "knowledge", None)
+    if not isinstance(knowledge, Knowledge):
+        raise PluginError(f"algorithm {name}: declares no knowledge")
+    return knowledge
+
+
+def marks(knowledge: Knowledge) -> str:
+    """✓ or × for h at the server and the devices, statistics at the server and the devices."""
+    statistics = {"mean_gain", "distance_m"}
+    known = (
+        "h" in knowledge.server,
+        "h" in knowledge.device,
+        bool(statistics & knowledge.server),
+        bool(statistics & knowledge.device),
+    )
+    return "".join("✓" if yes else "×" for yes in known)
+
+
+def table1() -> str:
+    """Table 1 as Markdown: a row per method, and the printed row where it differs."""
+    lines = [f"| method | {' | '.join(COLUMNS)} | printed |", "|---" * 7 + "|"]
+    notes = []
+    for printed, cells, fading, methods in PRINTED:
+        for name in methods:
+            knowledge = declared(name)
+            mine = marks(knowledge)
+            if mine == cells:
+                same = "the same"
+            else:
+                same = f"{printed}: {' '.join(cells)} {fading}"
+                notes.append(f"- {name}: {NOTES[name]}")
+            lines.append(f"| {name} | {' | '.join(mine)} | {knowledge.fading} | {same} |")
+    return "\n".join([*lines, "", "Where a row differs from the printed one:", *notes])
