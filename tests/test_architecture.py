@@ -27,6 +27,7 @@ ROOMS = [
     ["result"],
     ["fold"],
     ["report"],
+    ["experiments"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

@@ -31,6 +31,15 @@ Examples:
   otafl run my.toml --set training.lr=0.03 --out runs/mine
 """  # \b keeps the lines as they are
 
+SWEEP_EXAMPLES = """\b
+A sweep file:
+  base = "stationary"
+  set = { "experiment.rounds" = 200 }
+  [axes]
+  "algorithm.name" = ["fedoag", "fedoag-plus"]
+  "algorithm.gamma" = [3e-10, 1e-9]
+"""
+
 app = typer.Typer(
     name="otafl",
     help="Over-the-air federated learning: every method in one harness on the same wireless world.",
@@ -125,6 +134,43 @@ def run(
         return 128 + stop.number
     _print_summary(result, folder)
     return DIVERGED_STATUS if result.diverged else 0
+
+
+@app.command(epilog=SWEEP_EXAMPLES)
+def sweep(
+    file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A base configuration and axes.")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds of every run, for instance 0-4.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core, or one on a GPU.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME.")] = None,
+) -> int:
+    """Run every combination of a sweep file; the same command does what is missing."""
+    from otafl.experiments.sweep import load_sweep
+
+    if out is not None and not out.strip():
+        raise ConfigError("--out is empty; name a directory")
+    chosen = dict(_parsed(text) for text in overrides or [])
+    if seeds is not None:
+        chosen["experiment.seeds"] = parse_seeds(seeds)
+    asked = load_sweep(file, chosen)
+
+    from otafl.experiments.conduct import conduct
+    from otafl.experiments.study import Study
+
+    study = Study(Path(out) if out is not None else Path("sweeps") / asked.name, asked)
+    outcome = conduct(study, device=device, workers=workers)
+    print(f"table  {outcome.table}")
+    print(f"runs   {study.folder / 'runs'}")
+    return outcome.status
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    from otafl.config import parse_override
+
+    return parse_override(text)
 
 
 @app.command("list")

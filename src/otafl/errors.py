@@ -33,3 +33,7 @@ class InformationError(PluginError):
 
 class EnergyError(PluginError):
     """A transmission above the energy limit d E_s."""
+
+
+class RunBusyError(RunDirectoryError):
+    """Another process is working in the run directory."""

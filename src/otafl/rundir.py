@@ -34,7 +34,7 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from otafl.config import Config
-from otafl.errors import RunDirectoryError
+from otafl.errors import RunBusyError, RunDirectoryError
 
 CHECKPOINT_FORMAT = 1
 KEPT_CHECKPOINTS = 2
@@ -108,7 +108,7 @@ class RunDirectory:
             lock.seek(0)
             owner = lock.read().strip() or "?"
             lock.close()
-            raise RunDirectoryError(
+            raise RunBusyError(
                 f"{self.path}: is in use by process {owner}; wait for it or choose another --out"
             ) from error
         lock.truncate(0)

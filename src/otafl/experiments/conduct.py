@@ -1,0 +1,129 @@
+"""Carry out a study: do what is missing, show how it goes in one place, write the table.
+
+Knows: studies, executors.
+Does not know: configurations' meaning.
+"""
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from otafl.errors import ConfigError
+from otafl.experiments.local import Board, Stopped, carry_out
+from otafl.experiments.study import Study
+
+SECONDS_BETWEEN_LINES = 10.0
+FAILED_STATUS = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a study."""
+
+    table: Path
+    errors: dict[str, str]
+    status: int
+    """0, 1 where a run failed, 128 + the signal where it was stopped."""
+
+
+def conduct(study: Study, device: str = "auto", workers: int | None = None, quiet: bool = False) -> Outcome:
+    """Do what is missing of a study on this machine."""
+    workers, threads = _share_out_cores(device, workers)
+    study.prepare()
+    cases = study.missing()
+    total = len(study.sweep.cases)
+    show = _Show(quiet, total, total - len(cases))
+    board = Board(total, show)
+    board.finished = total - len(cases)
+    if not quiet:
+        done = f", {board.finished} of them done before" if board.finished else ""
+        print(f"{study.sweep.name}: {total} runs{done} → {study.folder}", file=sys.stderr)
+    status = 0
+    try:
+        if cases:
+            carry_out(study, cases, board, workers, device, threads)
+    except Stopped as stop:
+        status = 128 + stop.number
+        left = total - board.finished
+        print(f"otafl: {stop}, {left} of {total} runs left; the same command continues", file=sys.stderr)
+    finally:
+        show.close()
+    table = study.write_table(board.errors)
+    if board.errors and not status:
+        status = FAILED_STATUS
+        print(
+            f"otafl: {len(board.errors)} of {total} runs failed (column error of {table}); "
+            "the same command tries them again",
+            file=sys.stderr,
+        )
+    return Outcome(table, board.errors, status)
+
+
+def _share_out_cores(device: str, workers: int | None) -> tuple[int, int]:
+    """Workers and threads of each."""
+    from otafl.fold import choose_device
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: at least 1")
+    if workers is None:
+        workers = 1 if choose_device(device).type == "cuda" else cores
+    return workers, max(1, cores // workers)
+
+
+class _Show:
+    """A line that is kept up to date on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, quiet: bool, total: int, before: int) -> None:
+        self._quiet, self._total, self._before = quiet, total, before
+        self._started = time.monotonic()
+        self._printed = 0.0
+        self._bar: Any = None
+
+    def __call__(self, board: Board) -> None:
+        while board.messages:
+            self._print(f"otafl: {board.messages.popleft()}")
+        now = time.monotonic()
+        if self._quiet or (now - self._printed < SECONDS_BETWEEN_LINES and not sys.stderr.isatty()):
+            return
+        self._printed = now
+        if sys.stderr.isatty():
+            self._live().update(self._line(board))
+        else:
+            print(self._line(board), file=sys.stderr)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _print(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr)
+
+    def _live(self) -> Any:
+        if self._bar is None:
+            from rich.console import Console
+            from rich.status import Status
+
+            self._bar = Status("", console=Console(stderr=True))
+            self._bar.start()
+        return self._bar
+
+    def _line(self, board: Board) -> str:
+        parts = sum(done / max(1, rounds) for done, rounds in board.running.values())
+        here = board.finished - self._before + parts
+        left_s = (
+            (time.monotonic() - self._started) / here * (self._total - board.finished - parts) if here > 0.02 else 0
+        )
+        left = f", {_duration(left_s)} left" if here > 0.02 else ""
+        running = "; ".join(f"{label} {done}/{rounds}" for label, (done, rounds) in list(board.running.items())[:3])
+        return f"{board.finished}/{self._total} runs{left}  {running}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,128 @@
+"""A folder of runs: what is done, what is missing, and one tidy table of all.
+
+    sweep.json        the axes and, per run directory, its place on them
+    runs/LABEL-HASH/  run directories
+    table.csv         one row per run and seed
+    workers.log       what workers wrote on their standard error
+
+Knows: cases, run directories.
+Does not know: who carries runs out.
+"""
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from otafl.errors import OtaflError, RunDirectoryError
+from otafl.experiments.sweep import Case, Sweep
+
+COLUMNS = ("status", "test_accuracy", "test_loss", "validation_accuracy", "num_active", "wall_s", "directory", "error")
+
+
+@dataclass(frozen=True)
+class Study:
+    """The folder of a sweep."""
+
+    folder: Path
+    sweep: Sweep
+
+    def place(self, case: Case) -> Path:
+        """The run directory of a case."""
+        return self.folder / "runs" / case.folder
+
+    def prepare(self) -> None:
+        """Make the folder, and write what it is for."""
+        try:
+            (self.folder / "runs").mkdir(parents=True, exist_ok=True)
+            configs = self.folder / "configs"
+            configs.mkdir(exist_ok=True)
+            for case in self.sweep.cases:
+                path = configs / f"{case.folder}.toml"
+                if not path.exists():
+                    _replace(path, case.config.to_toml())
+            index = {
+                "name": self.sweep.name,
+                "axes": self.sweep.axes,
+                "runs": {case.folder: dict(case.axes) for case in self.sweep.cases},
+            }
+            _replace(self.folder / "sweep.json", json.dumps(index, indent=1) + "\n")
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.folder}: cannot be written ({error.strerror}); choose another folder with --out"
+            ) from error
+
+    def config_path(self, case: Case) -> Path:
+        """The resolved configuration of a case."""
+        return self.folder / "configs" / f"{case.folder}.toml"
+
+    def summary(self, case: Case) -> Mapping[str, Any] | None:
+        """The summary of a finished run, or None."""
+        path = self.place(case) / "summary.json"
+        try:
+            summary = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return summary if isinstance(summary, dict) and summary.get("status") in ("complete", "failed") else None
+
+    def missing(self) -> list[Case]:
+        """Cases that have no finished run."""
+        return [case for case in self.sweep.cases if self.summary(case) is None]
+
+    def write_table(self, errors: Mapping[str, str]) -> Path:
+        """table.csv: a row per run and seed; `errors` by run directory's name."""
+        axes = list(self.sweep.axes)
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow([*axes, "seed", *COLUMNS])
+        for case in self.sweep.cases:
+            summary = self.summary(case)
+            where = [case.axes.get(axis, "") for axis in axes]
+            for index, seed in enumerate(case.config.experiment.seeds):
+                table.writerow([*where, seed, *self._cells(case, summary, index, errors.get(case.folder, ""))])
+        path = self.folder / "table.csv"
+        try:
+            _replace(path, text.getvalue())
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{path}: cannot be written ({error.strerror}); the runs are kept: run the same command again"
+            ) from error
+        return path
+
+    def _cells(self, case: Case, summary: Mapping[str, Any] | None, index: int, error: str) -> list[Any]:
+        directory = f"runs/{case.folder}"
+        if summary is None:
+            return ["failed" if error else "missing", "", "", "", "", "", directory, error]
+        seed = str(case.config.experiment.seeds[index])
+        diverged = seed in summary.get("diverged", {})
+
+        def per_seed(name: str) -> Any:
+            value = summary.get(name, {}).get("per_seed", {}).get(seed)
+            return "" if value is None else repr(value)
+
+        values = [per_seed(name) for name in ("test_accuracy", "test_loss", "validation_accuracy")]
+        status = "diverged" if diverged else "complete"
+        return [status, *values, summary.get("num_active", ""), summary["wall_s"], directory, ""]
+
+
+def load_study(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Run directories of a sweep's folder and their places on the axes."""
+    try:
+        index = json.loads((folder / "sweep.json").read_bytes())
+        return {str(folder / "runs" / name): axes for name, axes in index["runs"].items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OtaflError(f"{folder}: is not a sweep's folder (no sweep.json)") from error
+
+
+def _replace(path: Path, content: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(content, encoding="utf-8")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
