@@ -167,6 +167,54 @@ def sweep(
     return outcome.status
 
 
+@app.command()
+def tune(
+    file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A sweep file with a section [tune].")],
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core, or one on a GPU.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME-tune.")
+    ] = None,
+) -> int:
+    """Choose hyper-parameters on the validation set, by the same rule and budget for every method."""
+    from otafl.experiments.sweep import load_sweep
+
+    if out is not None and not out.strip():
+        raise ConfigError("--out is empty; name a directory")
+    asked = load_sweep(file, dict(_parsed(text) for text in overrides or []))
+
+    from otafl.experiments import tune as tuning
+
+    folder = Path(out) if out is not None else Path("sweeps") / f"{asked.name}-tune"
+    found = tuning.tune(asked, folder, file, device=device, workers=workers)
+    table, chosen = tuning.write(found, asked, folder)
+    for group, point in found.chosen.items():
+        where = ", ".join(str(value) for _, value in group) or asked.name
+        best = ", ".join(f"{axis} = {value}" for axis, value in point.values)
+        print(f"{where:<28} {best:<48} validation {point.score:.2f} %")
+    for warning in found.warnings:
+        print(f"otafl: {warning}", file=sys.stderr)
+    print(f"table  {table}\nchosen {chosen}")
+    return found.status
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or a sweep's folder.")],
+    level: Annotated[float | None, typer.Option(help="Test accuracy in percent for 'rounds to reach'.")] = None,
+) -> None:
+    """Compare finished runs with the first: levels, paired differences by seed, and what cannot be told."""
+    from otafl.report.compare import comparison
+    from otafl.report.runs import expand, names, read_run
+
+    results = [read_run(path) for path in expand(runs)]
+    labels = names([result.config for result in results])
+    print(comparison(dict(zip(labels, results, strict=True)), level))
+
+
 def _parsed(text: str) -> tuple[str, Any]:
     from otafl.config import parse_override
 

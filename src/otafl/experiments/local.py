@@ -138,6 +138,7 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         assign(worker)
 
     def bury(worker: _Worker, log: IO[bytes]) -> None:
+        assert worker.process.stdout is not None
         selector.unregister(worker.process.stdout)
         status = worker.process.wait()
         worker.close()

@@ -49,3 +49,31 @@ def paired_difference(one: Result, other: Result) -> Estimate:
     if one.config.experiment.seeds != other.config.experiment.seeds:
         raise ValueError("paired differences need the same seeds in the same order")
     return estimate(last_accuracy(one) - last_accuracy(other))
+
+
+def rounds_to_reach(result: Result, level: float) -> NDArray[np.float64]:
+    """Per seed, the first recorded round whose test accuracy in percent is at least `level`; NaN where none is."""
+    reached = 100 * result.metrics["test_accuracy"] >= level
+    first = np.where(reached.any(1), result.rounds[reached.argmax(1)], np.nan)
+    return np.asarray(first, dtype=np.float64)
+
+
+def mean_accuracy(result: Result) -> NDArray[np.float64]:
+    """Per seed, the area under the curve of test accuracy in percent over rounds, divided by the rounds."""
+    accuracy = 100 * result.metrics["test_accuracy"]
+    return np.asarray(np.trapezoid(accuracy, result.rounds, axis=1) / result.rounds[-1])
+
+
+def verdict(one: str, other: str, gap: Estimate) -> str:
+    """A sentence on whether seeds separate two methods; `gap` is the paired difference one minus other."""
+    seeds = f"{gap.num_seeds} seeds" if gap.num_seeds != 1 else "one seed"
+    if gap.num_seeds < 2 or math.isnan(gap.mean):
+        return f"{one} and {other}: {seeds} cannot separate two methods"
+    if abs(gap.mean) > gap.half_width:
+        better, worse = (one, other) if gap.mean > 0 else (other, one)
+        size = f"{abs(gap.mean):.2f} ± {gap.half_width:.2f} points"
+        return f"{better} is better than {worse} by {size} ({seeds}, paired, 95 %)"
+    return (
+        f"{seeds} cannot separate {one} and {other}: difference {gap.mean:+.2f} ± {gap.half_width:.2f} points "
+        "(paired, 95 %)"
+    )

@@ -1,0 +1,77 @@
+"""Finished runs, read back from their directories, with names that tell them apart.
+
+Knows: run directories, sweeps' folders.
+Does not know: what is done with the results.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from otafl.config import Config, load_config
+from otafl.errors import OtaflError, RunDirectoryError
+from otafl.result import Result, load_result
+from otafl.rundir import RunDirectory
+
+RARELY_TOLD = {"experiment.name", "experiment.seeds", "experiment.checkpoint_s", "training.engine"}
+
+
+def read_run(path: str | Path) -> Result:
+    """The result of a finished run."""
+    path = Path(path)
+    if not (path / "config.toml").exists():
+        raise RunDirectoryError(f"{path}: is not a run directory (no config.toml)")
+    config = load_config(path / "config.toml")
+    with RunDirectory.open(path, config) as directory:
+        summary = directory.finished()
+        if summary is None:
+            raise RunDirectoryError(
+                f"{path}: has not finished; continue it with 'otafl run {path}/config.toml --out {path}'"
+            )
+        return load_result(config, directory, summary)
+
+
+def expand(paths: Iterable[str | Path]) -> list[Path]:
+    """Run directories as they are; folders of sweeps become the runs in them."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if (path / "runs").is_dir() and not (path / "config.toml").exists():
+            runs = sorted(folder for folder in (path / "runs").iterdir() if (folder / "summary.json").exists())
+            if not runs:
+                raise RunDirectoryError(f"{path}: has no runs")
+            found += runs
+        else:
+            found.append(path)
+    if not found:
+        raise OtaflError("name at least one run directory")
+    return found
+
+
+def differences(configs: list[Config]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Per configuration, the keys in which they differ; and what they all share."""
+    flat = [
+        {f"{section}.{key}": value for section, keys in config.to_dict().items() for key, value in keys.items()}
+        for config in configs
+    ]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    shared = {key: flat[0][key] for key in keys if all(values.get(key) == flat[0].get(key) for values in flat)}
+    own = [{key: values[key] for key in keys if key in values and key not in shared} for values in flat]
+    return own, shared
+
+
+def names(configs: list[Config]) -> list[str]:
+    """A short name per run: its method, and what else tells it from the others."""
+    own, _ = differences(configs)
+    methods = [config.algorithm.name for config in configs]
+    labels = []
+    for config, keys in zip(configs, own, strict=True):
+        same = [other for other, method in zip(own, methods, strict=True) if method == config.algorithm.name]
+        told = [config.algorithm.name]
+        for key, value in keys.items():
+            if key == "algorithm.name" or key in RARELY_TOLD:
+                continue
+            if any(other.get(key) != value for other in same):
+                word = f"{value:g}" if isinstance(value, float) else str(value)
+                told.append(f"{key.split('.')[1]} {word}")
+        labels.append(", ".join(told))
+    return [label if labels.count(label) == 1 else f"{label} #{i}" for i, label in enumerate(labels)]
