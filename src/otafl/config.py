@@ -173,20 +173,20 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
         config = resolve(PRESETS[str(source)].layer(), user)
         has_gamma = hasattr(config.algorithm.spec, "gamma")
         if str(source) == "quick" and has_gamma and "gamma" not in user.get("algorithm", {}):
-            return config.replace({"algorithm.gamma": _paper_gamma(config)})
+            return config.replace({"algorithm.gamma": scaled_gamma(config.algorithm.spec.gamma, config)})
         return config
     return resolve(_read_toml(Path(source)), user, keep_fitting=True)
 
 
-def _paper_gamma(config: Config) -> float:
-    """γ at which the threshold γ/√(d E_s) is the paper's: the same devices are heard by a smaller model."""
+def scaled_gamma(gamma: float, config: Config) -> float:
+    """γ for this model with the threshold γ/√(d E_s) that `gamma` is for the paper's: the same devices are heard."""
     from otafl.engine.models import builder, seeded_build  # torch is needed only here
     from otafl.world.data import load_dataset
 
     dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
     module = seeded_build(builder(config.model.name, config.model.spec, dataset), 0)
     num_params = sum(parameter.numel() for parameter in module.parameters())
-    return float(f"{config.algorithm.spec.gamma * math.sqrt(num_params / PAPER_PARAMS):.4g}")
+    return float(f"{gamma * math.sqrt(num_params / PAPER_PARAMS):.4g}")
 
 
 def _read_toml(path: Path) -> Layer:

@@ -4,17 +4,22 @@ Knows: results, colours.
 Does not know: how results came about.
 """
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from otafl.errors import OtaflError
+from otafl.report.statistics import estimate, last_accuracy
 from otafl.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: told apart with any colour vision; line styles repeat the distinction in print.
 STYLES: dict[str, tuple[str, str]] = {
@@ -52,11 +57,13 @@ LABELS = {
 }
 
 
-def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str, bottom: float | None = None) -> Path:
-    """Mean test accuracy over rounds with a band of one standard deviation between seeds, as a PNG.
+Styles = Mapping[str, tuple[str, str]]
+"""Name of a curve to colour and line style."""
 
-    Keys are method names or labels of your own; the axis begins at `bottom`, or below the lowest settled curve.
-    """
+
+@contextmanager
+def drawing(width: float = 6.4, height: float = 4.0, columns: int = 1) -> Iterator[tuple["Figure", Any]]:
+    """A figure and its axes in the library's style, closed at the end."""
     try:
         import matplotlib
 
@@ -64,24 +71,57 @@ def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str, 
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise OtaflError("figures need matplotlib: pip install 'otafl[plot]'") from error
-    with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
+    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
+    with plt.rc_context(style):
+        figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained")
+        try:
+            yield figure, axes
+        finally:
+            plt.close(figure)
+
+
+def save(figure: "Figure", path: Path) -> Path:
+    """Write a figure as PNG and PDF; returns the PNG's path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+    figure.savefig(path.with_suffix(".png"), dpi=200)
+    return path.with_suffix(".png")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
+    """The numbers behind a figure, beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    return path.with_suffix(".csv")
+
+
+def accuracy_over_rounds(
+    results: Mapping[str, Result], path: Path, title: str, bottom: float | None = None, styles: Styles | None = None
+) -> Path:
+    """Mean test accuracy over rounds with a band of one standard deviation between seeds, as PNG, PDF and CSV.
+
+    Keys are method names or labels of your own; the axis begins at `bottom`, or below the lowest settled curve.
+    """
+    with drawing() as (figure, axes):
         spare = iter(SPARE_STYLES)
         ends: list[tuple[float, str, str]] = []
         lowest = 100.0
         drawn: set[str] = set()
+        rows: list[tuple[Any, ...]] = []
         for name, result in results.items():
             method = result.config.algorithm.name
             known = STYLES.get(method) if method not in drawn else None
             drawn.add(method)
-            colour, line = known or next(spare, ("#999999", ":"))
+            colour, line = (styles or {}).get(name) or known or next(spare, ("#999999", ":"))
             accuracy = 100 * result.metrics["test_accuracy"]
             mean = np.nanmean(accuracy, axis=0)
+            std = np.nanstd(accuracy, axis=0, ddof=1) if len(accuracy) > 1 else np.full_like(mean, np.nan)
+            rows += [(name, int(r), f"{m:.4f}", f"{d:.4f}") for r, m, d in zip(result.rounds, mean, std, strict=True)]
             settled = result.rounds >= result.rounds[-1] / 20
             lowest = min(lowest, float(mean[settled].min()))
             axes.plot(result.rounds, mean, line, color=colour, linewidth=1.8)
             if len(accuracy) > 1:
-                std = np.nanstd(accuracy, axis=0, ddof=1)
                 axes.fill_between(result.rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
             ends.append((float(mean[-1]), LABELS.get(name, name), colour))
         if bottom is None:
@@ -95,10 +135,8 @@ def accuracy_over_rounds(results: Mapping[str, Result], path: Path, title: str, 
         axes.set_xlim(left=0)
         axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_title(title, fontsize=10, loc="left")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=200)
-        plt.close(figure)
-    return path
+        write_csv(path, ("run", "round", "test_accuracy_mean", "test_accuracy_std"), rows)
+        return save(figure, path)
 
 
 def _label_ends(axes: "Axes", ends: list[tuple[float, str, str]], last: int, gap: float) -> None:
@@ -107,3 +145,134 @@ def _label_ends(axes: "Axes", ends: list[tuple[float, str, str]], last: int, gap
     for value, label, colour in sorted(ends, reverse=True):
         height = min(value, height - gap)
         axes.text(last * 1.02, height, label, color=colour, va="center", clip_on=False)
+
+
+def accuracy_over_gamma(gammas: Sequence[float], results: Sequence[Result], path: Path, title: str) -> Path:
+    """Last accuracy over γ with 95 % intervals, and the mean number of active devices as bars on a second axis."""
+    accuracy = [estimate(last_accuracy(result)) for result in results]
+    active = [float(result.summary["num_active"]) for result in results]
+    place = np.arange(len(gammas))
+    with drawing() as (figure, axes):
+        bars = axes.twinx()
+        bars.bar(place, active, width=0.6, color="#56B4E9", alpha=0.45, zorder=1)
+        bars.set_ylabel("active devices per round (bars)", color="#2a7fb0")
+        bars.tick_params(axis="y", colors="#2a7fb0")
+        bars.set_ylim(0, results[0].config.cell.devices)
+        axes.set_zorder(bars.get_zorder() + 1)
+        axes.patch.set_visible(False)
+        means, widths = [value.mean for value in accuracy], [np.nan_to_num(value.half_width) for value in accuracy]
+        axes.errorbar(place, means, yerr=widths, fmt="o-", color="#0072B2", capsize=3, linewidth=1.6)
+        for x, mean in zip(place, means, strict=True):
+            axes.annotate(f"{mean:.1f}", (x, mean), textcoords="offset points", xytext=(0, 8), ha="center", fontsize=8)
+        axes.set_xticks(place, [_gamma_text(gamma) for gamma in gammas])
+        axes.set_xlabel("γ")
+        axes.set_ylim(0, 105)
+        seeds = accuracy[0].num_seeds
+        interval = f"95 % interval of {seeds} seeds" if seeds > 1 else "one seed"
+        axes.set_ylabel(f"test accuracy (%), {interval}", color="#0072B2")
+        axes.set_title(title, fontsize=10, loc="left")
+        rows = [
+            (f"{gamma:g}", f"{value.mean:.4f}", f"{value.std:.4f}", f"{value.half_width:.4f}", f"{count:.4f}")
+            for gamma, value, count in zip(gammas, accuracy, active, strict=True)
+        ]
+        write_csv(path, ("gamma", "test_accuracy_mean", "test_accuracy_std", "half_width_95", "active_devices"), rows)
+        return save(figure, path)
+
+
+def accuracies(groups: Mapping[str, Mapping[str, Result]], path: Path, title: str) -> Path:
+    """A row per run with its last accuracy, every seed as a dot, mean and 95 % interval; one colour per group."""
+    colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+    labels = list(dict.fromkeys(label for group in groups.values() for label in group))
+    with drawing(height=0.6 + 0.32 * len(labels)) as (figure, axes):
+        rows = []
+        for index, (group, results) in enumerate(groups.items()):
+            shift = (index - (len(groups) - 1) / 2) * 0.28
+            for label, result in results.items():
+                y = labels.index(label) + shift
+                values = last_accuracy(result)
+                value = estimate(values)
+                axes.plot(values, np.full(len(values), y), "o", color=colours[index], alpha=0.35, markersize=4)
+                width = np.nan_to_num(value.half_width)
+                shown = group if label == next(iter(results)) else None
+                axes.errorbar(
+                    value.mean, y, xerr=width, fmt="D", color=colours[index], capsize=3, markersize=4, label=shown
+                )
+                rows.append((group, label, f"{value.mean:.4f}", f"{value.std:.4f}", f"{value.half_width:.4f}"))
+        axes.set_yticks(range(len(labels)), labels)
+        axes.invert_yaxis()
+        seeds = max(len(result.config.experiment.seeds) for group in groups.values() for result in group.values())
+        axes.set_xlabel(f"test accuracy (%): {seeds} seeds, mean and 95 % interval")
+        means = [float(row[2]) for row in rows]
+        axes.set_xlim(max(0, min(means) - 8), 100)
+        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+        if len(groups) > 1:
+            axes.legend(frameon=False, loc="best")
+        axes.set_title(title, fontsize=10, loc="left")
+        write_csv(path, ("group", "run", "test_accuracy_mean", "test_accuracy_std", "half_width_95"), rows)
+        return save(figure, path)
+
+
+def cell_map(
+    radius_m: float,
+    positions_m: NDArray[np.float64],
+    territory_m: float,
+    probability: NDArray[np.float64],
+    path: Path,
+    title: str,
+) -> Path:
+    """The cell at the end of some rounds: paths [T, M, 2], territories, and each device's uplink probability now."""
+    with drawing(6.0, 5.2) as (figure, axes):
+        from matplotlib.patches import Circle
+
+        axes.add_patch(Circle((0, 0), radius_m, fill=False, color="#999999", linewidth=1))
+        for start in positions_m[0]:
+            axes.add_patch(Circle(tuple(start), territory_m, fill=False, color="#bbbbbb", linewidth=0.6))
+        for walk in np.moveaxis(positions_m, 0, 1):
+            axes.plot(walk[:, 0], walk[:, 1], color="#777777", linewidth=0.6)
+        now = positions_m[-1]
+        dots = axes.scatter(
+            now[:, 0],
+            now[:, 1],
+            c=probability,
+            cmap="viridis",
+            vmin=0,
+            vmax=1,
+            s=42,
+            edgecolors="black",
+            linewidths=0.5,
+        )
+        axes.plot(0, 0, marker="^", color="black", markersize=10)
+        axes.annotate("server", (0, 0), textcoords="offset points", xytext=(8, 4))
+        figure.colorbar(dots, ax=axes, label="uplink probability now", shrink=0.8)
+        axes.set_aspect("equal")
+        axes.set_xlabel("metres")
+        axes.set_ylabel("metres")
+        axes.set_title(title, fontsize=10, loc="left")
+        rows = [
+            (i, f"{x:.2f}", f"{y:.2f}", f"{p:.6g}") for i, ((x, y), p) in enumerate(zip(now, probability, strict=True))
+        ]
+        write_csv(path, ("device", "x_m", "y_m", "uplink_probability"), rows)
+        return save(figure, path)
+
+
+def class_bubbles(counts: NDArray[np.int64], path: Path, title: str) -> Path:
+    """Images of each class [M, C] at each device, as areas."""
+    with drawing(6.4, 3.6) as (figure, axes):
+        devices, classes = np.nonzero(counts)
+        sizes = counts[devices, classes]
+        axes.scatter(devices, classes, s=260 * sizes / counts.max(), color="#0072B2", alpha=0.75, linewidths=0)
+        axes.set_xticks(range(len(counts)), [str(i + 1) for i in range(len(counts))])
+        axes.set_yticks(range(counts.shape[1]))
+        axes.set_xlabel(f"device; the largest dot is {counts.max()} images")
+        axes.set_ylabel("class")
+        axes.grid(color="#eeeeee", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_title(title, fontsize=10, loc="left")
+        rows = [(i, c, int(counts[i, c])) for i in range(len(counts)) for c in range(counts.shape[1])]
+        write_csv(path, ("device", "class", "images"), rows)
+        return save(figure, path)
+
+
+def _gamma_text(gamma: float) -> str:
+    mantissa, _, exponent = f"{gamma:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}"

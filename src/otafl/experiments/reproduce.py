@@ -1,0 +1,202 @@
+"""From the runs of the paper's figures to the figures: run what is missing, then draw.
+
+Knows: which figure needs which runs, how to draw them.
+Does not know: methods.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from otafl import registry
+from otafl.config import load_config
+from otafl.errors import ConfigError
+from otafl.experiments.conduct import conduct
+from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need, sweep_of
+from otafl.experiments.study import Study
+from otafl.radio.link import inversion_threshold
+from otafl.report.runs import read_run
+from otafl.report.table1 import table1
+from otafl.result import Result
+
+Read = Callable[[Need], Result]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Files that were made, and the status of the runs."""
+
+    files: tuple[Path, ...]
+    status: int
+
+
+def reproduce(what: str, out: Path, quick: bool, **executor: Any) -> Drawn:
+    """Make a figure or table, or all of them."""
+    if what not in (*FIGURES, "all"):
+        raise ConfigError(
+            f"reproduce {what!r}: unknown{registry.nearest(what, [*FIGURES, 'all'])}; there are {', '.join(FIGURES)}, all"
+        )
+    figures = list(FIGURES) if what == "all" else [what]
+    sweep, wanted = sweep_of(figures, quick)
+    study = Study(out, sweep)
+    status = 0
+    if sweep.cases:
+        status = conduct(study, **executor).status
+        if status:
+            return Drawn((), status)
+    cache: dict[str, Result] = {}
+    places = {case.config.digest: study.place(case) for case in sweep.cases}
+
+    def read(need: Need) -> Result:
+        digest = need.config.digest
+        if digest not in cache:
+            cache[digest] = read_run(places[digest])
+        return cache[digest]
+
+    files: list[Path] = []
+    for figure in figures:
+        begin = time.monotonic()
+        made = DRAW[figure](wanted[figure], read, out / "figures", quick)
+        files += made
+        print(f"{figure}: {', '.join(str(path) for path in made)} ({time.monotonic() - begin:.1f} s)", file=sys.stderr)
+    return Drawn(tuple(files), status)
+
+
+def reduction(quick: bool) -> str:
+    """What was reduced, for titles and notes."""
+    return "reduced: 128 hidden units, 100 rounds, 2 seeds" if quick else "800 rounds, 5 seeds"
+
+
+def _fig1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    """The cell after 100 rounds of walking."""
+    from otafl.report.figures import cell_map
+    from otafl.world.channel import trajectory
+
+    config = load_config("nonstationary", {"experiment.rounds": 100, "experiment.seeds": [0]})
+    mobility, gamma = config.mobility.spec, config.algorithm.spec.gamma
+    world = trajectory(config.cell, mobility, config.pathloss.spec, config.fading.spec, 100, 0)
+    threshold = inversion_threshold(gamma, 814_090, config.radio.symbol_energy_j)
+    probability = config.fading.spec.exceed_prob(threshold**2 / world.mean_gain[-1])
+    title = "Devices walk in their territories; colour: probability to be heard at γ = 1e-9"
+    return [
+        cell_map(config.cell.radius_m, world.positions_m, mobility.territory_m, probability, folder / "fig1.png", title)
+    ]
+
+
+def _fig2(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    from otafl.report.figures import accuracy_over_rounds
+
+    made = []
+    for letter, regime in zip("abc", REGIMES, strict=True):
+        curves = {need.label: read(need) for need in needs if need.regime == regime}
+        title = f"{_data(curves)}, {regime} devices ({reduction(quick)})"
+        path = folder / f"fig2{letter}.png"
+        made.append(accuracy_over_rounds({label: curves[label] for label in FIG2}, path, title, bottom=50.0))
+    return made
+
+
+def _fig3(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    from otafl.report.figures import accuracy_over_gamma
+
+    results = [read(need) for need in needs]
+    title = f"FedOAG on {results[0].config.data.name}, stationary ({reduction(quick)})"
+    if quick:
+        title += "; γ of the paper's model"
+    return [accuracy_over_gamma([float(need.label) for need in needs], results, folder / "fig3.png", title)]
+
+
+def _fig4(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    """How Dirichlet(0.1) shares out classes among 20 devices."""
+    from otafl.random import Streams
+    from otafl.report.figures import class_bubbles
+    from otafl.world.data import load_dataset
+
+    config = load_config("quick" if quick else "stationary", {"cell.devices": 20})
+    dataset = load_dataset(config.data.name, config.data.spec, 20)
+    parts = config.partition.split(dataset.train.targets, 20, config.training.batch_size, Streams(0))
+    targets = np.asarray(dataset.train.targets)
+    counts = np.stack([np.bincount(targets[part], minlength=int(targets.max()) + 1) for part in parts])
+    title = f"{config.data.name}, Dirichlet({config.partition.dirichlet_alpha:g}) over 20 devices, seed 0"
+    return [class_bubbles(counts, folder / "fig4.png", title)]
+
+
+def _fig5(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    import matplotlib
+
+    from otafl.report.figures import accuracy_over_rounds
+
+    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(GAMMAS)))
+    styles = {f"γ = {need.label}": (matplotlib.colors.to_hex(c), "-") for need, c in zip(needs, shades, strict=True)}
+    curves = {f"γ = {need.label}": read(need) for need in needs}
+    title = f"FedOAG on {_data(curves)}, stationary ({reduction(quick)})"
+    return [accuracy_over_rounds(curves, folder / "fig5.png", title, styles=styles)]
+
+
+def _table1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "table1.md"
+    path.write_text(table1() + "\n", encoding="utf-8")
+    return [path]
+
+
+def _ablation(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    from otafl.report.figures import accuracies
+
+    rows = {need.label: read(need) for need in needs}
+    title = f"What each step adds: memory, tight scaling, held-back shares ({reduction(quick)})"
+    return [accuracies({"": rows}, folder / "ablation.png", title)]
+
+
+def _methods(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    from otafl.report.figures import accuracies
+
+    rows = {need.label: read(need) for need in needs}
+    rows = dict(sorted(rows.items(), key=lambda item: -float(np.nanmean(item[1].metrics["test_accuracy"][:, -1]))))
+    title = f"{_data(rows)}, stationary, norms normalised ({reduction(quick)})"
+    return [accuracies({"": rows}, folder / "methods.png", title)]
+
+
+def _norms(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    from otafl.report.figures import accuracies
+
+    found = {need.label: read(need) for need in needs}
+    groups = {
+        "normalised by FedOAG's handshake": {label: found[label] for label in NORMS},
+        "clipped at a fixed bound (as published)": {label: found[f"{label}, clipped"] for label in NORMS},
+    }
+    return [accuracies(groups, folder / "norms.png", f"How norms are bounded ({reduction(quick)})")]
+
+
+def _claims(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    from otafl.report.claims import as_markdown, claims
+
+    results = {(need.regime, need.label): read(need) for need in needs if not need.label[0].isdigit()}
+    gammas = {float(need.label): read(need) for need in needs if need.label[0].isdigit()}
+    note = f"Runs: {reduction(quick)}; hyper-parameters chosen on the validation set by one rule for all methods."
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "claims.md"
+    path.write_text(as_markdown(claims(results, gammas), note), encoding="utf-8")
+    return [path]
+
+
+def _data(results: Any) -> str:
+    return str(next(iter(results.values())).config.data.name).upper().replace("DIGITS", "digits")
+
+
+DRAW: dict[str, Callable[[list[Need], Read, Path, bool], list[Path]]] = {
+    "fig1": _fig1,
+    "fig2": _fig2,
+    "fig3": _fig3,
+    "fig4": _fig4,
+    "fig5": _fig5,
+    "table1": _table1,
+    "ablation": _ablation,
+    "methods": _methods,
+    "norms": _norms,
+    "claims": _claims,
+}
