@@ -8,6 +8,7 @@ Does not know: how a run is carried out.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -180,13 +181,19 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
 
 def scaled_gamma(gamma: float, config: Config) -> float:
     """γ for this model with the threshold γ/√(d E_s) that `gamma` is for the paper's: the same devices are heard."""
+    num_params = _num_params(config.data, config.model, config.cell.devices)
+    return float(f"{gamma * math.sqrt(num_params / PAPER_PARAMS):.4g}")
+
+
+@functools.lru_cache
+def _num_params(data: Choice, model: Choice, num_devices: int) -> int:
+    """D of a model for a data set."""
     from otafl.engine.models import builder, seeded_build  # torch is needed only here
     from otafl.world.data import load_dataset
 
-    dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
-    module = seeded_build(builder(config.model.name, config.model.spec, dataset), 0)
-    num_params = sum(parameter.numel() for parameter in module.parameters())
-    return float(f"{gamma * math.sqrt(num_params / PAPER_PARAMS):.4g}")
+    dataset = load_dataset(data.name, data.spec, num_devices)
+    module = seeded_build(builder(model.name, model.spec, dataset), 0)
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _read_toml(path: Path) -> Layer:

@@ -46,6 +46,9 @@ FORMS = [(name, {}) for name in ALGORITHMS] + [
     *((name, {"algorithm.form": "fading"}) for name in ("bb-interior", "bb-alternative")),
     *((name, {"algorithm.form": "instantaneous"}) for name in ("bb-interior", "bb-alternative")),
     ("bb-interior", {"algorithm.divide_by": "count", "algorithm.distances": "initial"}),
+    ("bb-interior", {"algorithm.form": "fading", "algorithm.distances": "initial"}),
+    ("air-feel", {"algorithm.regime": "biased", "algorithm.renormalise": True}),
+    ("fedawe", {"algorithm.step_limit": 0.5}),
     ("opc", {"algorithm.renormalise": True}),
     ("lcpc", {"algorithm.renormalise": False}),
     ("lcpc", {"algorithm.form": "clip"}),
@@ -138,6 +141,17 @@ def test_c1_energy_never_exceeds_the_limit(algorithm: str, keys: dict[str, Any])
     config = make_config(algorithm, {"cell.devices": 10, "experiment.rounds": 60, **keys})
     largest = np.nanmax(otafl.run(config).metrics["energy_ratio_max"])
     assert 0.5 < largest <= 1 + 1e-12
+    moving = {"mobility.name": "bounded-waypoint", "mobility.speed_mps": [5.0, 20.0], "mobility.territory_m": 400.0}
+    assert np.nanmax(otafl.run(config.replace(moving)).metrics["energy_ratio_max"]) <= 1 + 1e-12
+
+
+@forms("C1 energy")
+def test_plans_do_not_look_ahead(algorithm: str, keys: dict[str, Any]) -> None:
+    """What the server decides for a round depends on no later round: the plan of fewer rounds is its beginning."""
+    moving = {"mobility.name": "bounded-waypoint", "mobility.speed_mps": [5.0, 20.0], "mobility.territory_m": 400.0}
+    plans = [reference(algorithm, {**keys, **moving, "experiment.rounds": rounds}).problem.plan for rounds in (7, 20)]
+    for name, values in plans[0].items():
+        assert torch.equal(values, plans[1][name][:7]), name
 
 
 @forms("C2 linearity")
@@ -205,6 +219,8 @@ class Replay:
         other = torch.randn(values["h"].shape, generator=generator, dtype=torch.complex128)
         values["h"] = values["h"].abs().mean() * other
         self.device = View("replay", "device", genuine._allowed, values)
+        if sim._active is not None and not sim.algorithm.ideal_radio:  # uploads without a radio carry their sender
+            self.active = ~self._round.active
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
@@ -267,6 +283,20 @@ def test_a_server_that_peeks_is_caught() -> None:
 
     sim = reference("ota-fedavg", {"experiment.rounds": 8})
     sim.algorithm = Peeking(gamma=TINY_GAMMA)
+    assert moved_behind_the_servers_back(sim)
+
+
+def test_a_server_that_counts_silent_devices_is_caught() -> None:
+    """With clipped norms nobody tells the server who transmits; one that divides by who did has peeked."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting(registry.lookup("algorithms", "sca")):  # type: ignore[misc]
+        def step(self, state: Any, round: Any) -> Any:  # noqa: A002
+            after, info = super().step(state, round)
+            return dataclasses.replace(after, params=after.params * (1 + round.active.sum(-1, keepdim=True))), info
+
+    sim = reference("sca", {"experiment.rounds": 8, "algorithm.norms": "clip"})
+    sim.algorithm = Counting(norms="clip")
     assert moved_behind_the_servers_back(sim)
 
 

@@ -76,12 +76,13 @@ def test_s1_equal_devices(noise_var: float, y: float) -> None:
         ((1, 0.05), 0.002, 1.0, 0.2, 0.16534408, (0.001794, 0.425845)),
     ],
 )
+@pytest.mark.parametrize("solver", ["exact", "successive"])
 def test_two_devices_against_a_grid(
-    s: tuple[float, float], noise: float, wb: float, wv: float, value: float, y: tuple[float, float]
+    solver: str, s: tuple[float, float], noise: float, wb: float, wv: float, value: float, y: tuple[float, float]
 ) -> None:
     reach = np.array(s, dtype=float)
-    found = sca.exact(reach, noise, wb, wv)
-    assert (found / reach) ** 2 == pytest.approx(y, abs=1e-6)
+    found = getattr(sca, solver)(reach, noise, wb, wv)
+    assert (found / reach) ** 2 == pytest.approx(y, abs=1e-6 if solver == "exact" else 1e-4)
     assert float(sca.bound(found, reach, noise, wb, wv)) == pytest.approx(value, rel=1e-7)
     axis = np.exp(np.linspace(np.log(1e-4), np.log(0.5), 1001))
     grid = reach * np.sqrt(np.stack(np.meshgrid(axis, axis, indexing="ij"), -1))
@@ -91,8 +92,24 @@ def test_two_devices_against_a_grid(
     assert [axis[i] for i in nearest] == pytest.approx(y, rel=2e-2)
 
 
-def test_paper_setting() -> None:
-    found = sca.exact(PAPER_REACH, PAPER_NOISE, 30.0, 1e-2)
+@pytest.mark.parametrize("omega", [1e-4, 2e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0])
+def test_solvers_agree_in_the_papers_setting(omega: float) -> None:
+    values = [
+        float(sca.bound(solver(PAPER_REACH, PAPER_NOISE, 30.0, omega), PAPER_REACH, PAPER_NOISE, 30.0, omega))
+        for solver in (sca.exact, sca.successive)
+    ]
+    assert values[1] == pytest.approx(values[0], rel=1e-8)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-9, 1e9])
+def test_solvers_agree_with_hardly_any_and_with_much_noise(noise: float) -> None:
+    reach = np.array([0.3, 0.8, 1.5, 2.2])
+    assert sca.successive(reach, noise, 1.0, 1.0) == pytest.approx(sca.exact(reach, noise, 1.0, 1.0), rel=2e-2)
+
+
+@pytest.mark.parametrize("solver", ["exact", "successive"])
+def test_paper_setting(solver: str) -> None:
+    found = getattr(sca, solver)(PAPER_REACH, PAPER_NOISE, 30.0, 1e-2)
     assert float(sca.bound(found, PAPER_REACH, PAPER_NOISE, 30.0, 1e-2)) == pytest.approx(1.00094, rel=1e-5)
     assert sca.amplitudes(found, PAPER_REACH).sum() == pytest.approx(7.7278e-9, rel=1e-4)
     assert (found[0], found[-1]) == (pytest.approx(5.171e-10, rel=1e-3), pytest.approx(1.791e-10, rel=1e-3))
@@ -156,15 +173,42 @@ def test_s2_and_the_two_ends() -> None:
     assert sca.transmit_probability(quiet, reach).min() > 0.999
     assert sca.weights(quiet, reach) == pytest.approx([1 / 3] * 3, rel=1e-3)
     assert sca.exact(reach, 1e9, 1.0, 1.0) == pytest.approx(sca.min_noise(reach), rel=1e-3)
+    assert sca.exact(PAPER_REACH, PAPER_NOISE, 1.0, 1e6) == pytest.approx(sca.min_noise(PAPER_REACH), rel=1e-2)
     unbiased = sca.exact(PAPER_REACH, PAPER_NOISE, 1.0, 1e-12)
     assert unbiased == pytest.approx(sca.zero_bias(PAPER_REACH), rel=1e-2)
     assert np.isfinite(sca.exact(reach, 0.0, 1.0, 1.0)).all()  # no noise at all
 
 
-def test_s3_stronger_devices_weigh_no_less() -> None:
-    reach = np.sort(instances(3)[2][0])
-    alpha = sca.amplitudes(sca.exact(reach, 0.7, 1.0, 0.4), reach)
+@pytest.mark.parametrize("instance", instances())
+def test_s3_stronger_devices_weigh_no_less(instance: tuple[np.ndarray, float, float, float, np.ndarray]) -> None:
+    reach = np.sort(instance[0])
+    alpha = sca.amplitudes(sca.exact(reach, *instance[1:4]), reach)
     assert (np.diff(alpha) >= -1e-12).all()
+
+
+def test_zero_bias_and_the_other_methods_in_the_papers_setting() -> None:
+    """Noise norms in units of the norm bound, and devices on the air: what the methods' pages say."""
+    zero = sca.zero_bias(PAPER_REACH)
+    assert np.sqrt(PAPER_NOISE) / sca.amplitudes(zero, PAPER_REACH).sum() == pytest.approx(19.6, rel=5e-3)
+    assert sca.transmit_probability(zero, PAPER_REACH).sum() == pytest.approx(27, abs=0.2)
+    rate = (1 / PAPER_REACH**2).sum()  # vanilla: the weakest of 30
+    assert np.sqrt(PAPER_NOISE * rate / np.log(2)) / 30 == pytest.approx(33.8, rel=5e-3)
+    assert np.sqrt(np.pi * PAPER_NOISE * rate) / 30 == pytest.approx(49.9, rel=5e-3)
+    inside = PAPER_REACH[PLACES_M <= 900]
+    assert len(inside) == 11
+    for reach, noise, active in ((inside, 15.8, 9.2), (PAPER_REACH, 14.2, 25.2)):  # BB, energy, g = ½
+        q = np.exp(-0.5 * (reach.min() / reach) ** 2)
+        assert np.sqrt(PAPER_NOISE) / (np.sqrt(0.5) * reach.min() * q.sum()) == pytest.approx(noise, rel=5e-3)
+        assert q.sum() == pytest.approx(active, abs=0.06)
+    gamma = np.sqrt(0.5) * inside.min()  # BB, fading
+    assert np.sqrt(PAPER_NOISE) / (gamma * 11 * np.exp(-0.5)) == pytest.approx(21.7, rel=5e-3)
+    rate = (1 / inside**2).sum()  # BB, instantaneous
+    assert np.sqrt(PAPER_NOISE * rate / np.log(2)) / 11 == pytest.approx(23.2, rel=5e-3)
+    full = PAPER_REACH * np.sqrt(np.random.default_rng(0).exponential(size=(20_000, 30)))  # OPC, all at full energy
+    a = full.sum(1) / (PAPER_NOISE + (full**2).sum(1))
+    assert (a[:, None] * full).max() < 1
+    assert (a[:, None] * full).mean() == pytest.approx(0.0055, rel=0.1)
+    assert np.median(np.sqrt(PAPER_NOISE) / full.sum(1)) == pytest.approx(2.5, rel=0.1)
 
 
 def test_s4_threshold_structure_where_noise_dominates() -> None:

@@ -16,7 +16,7 @@ Departures: see docs/algorithms/air-feel.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ class AirFEEL:
 
     regime: Literal["unbiased", "biased"] = "unbiased"
     """Expected weights all 1/m, or least mean squared error."""
+    renormalise: bool = False
+    """Biased: make the expected weights sum to 1; with much noise the optimum shrinks the mean."""
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0
@@ -58,7 +60,10 @@ class AirFEEL:
         else:
             a = constant.clipping(s, noise)
             factor = np.ones_like(s)
-        most, rescale = torch.as_tensor(factor / a[:, None]), torch.as_tensor(a / problem.num_devices)
+        total: Any = problem.num_devices  # Σ E b_i, where the design is unbiased
+        if self.renormalise and self.regime == "biased":
+            total = constant.clipped_moments(a, s)[0].sum(-1)
+        most, rescale = torch.as_tensor(factor / a[:, None]), torch.as_tensor(a / total)
         return {"most": most.expand(len(gains), -1, -1), "rescale": rescale.expand(len(gains), -1)}
 
     def init(self, problem: Problem) -> State:

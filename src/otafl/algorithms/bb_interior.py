@@ -96,10 +96,10 @@ class BBInterior:
 
     def active(self, device: View, problem: Problem) -> Tensor:
         """Scheduled devices above their threshold."""
-        scheduled, h = problem.plan["scheduled"], device.h
-        if self.form == "fading":
-            return scheduled & (h.abs().square() >= self.truncation * device.mean_gain)
-        return scheduled & (full_amplitude(h, problem) >= problem.plan["gamma"][..., None])
+        affords = full_amplitude(device.h, problem) >= problem.plan["gamma"][..., None]
+        if self.form == "fading":  # implies the former, unless γ is of round 0 and the device has moved away
+            affords &= device.h.abs().square() >= self.truncation * device.mean_gain
+        return problem.plan["scheduled"] & affords
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """The transmitting devices train from x^t and send."""

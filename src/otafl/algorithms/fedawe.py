@@ -9,7 +9,7 @@ count their work as often as they were away: with k_i = t − τ_i, τ_i the las
 Knows: its own h at each device, for who is active.
 Does not know: radio.
 Communicates: one error-free upload per active device and round.
-Departures: the authors' code clips the averaged step; not here.
+Departures: the averaged step is not clipped unless asked for (`step_limit`).
 """
 
 from dataclasses import dataclass
@@ -51,6 +51,8 @@ class FedAWE:
     """γ decides who is active, as in FedOAG."""
     server_lr: Annotated[float, Gt(0)] = 1.0
     """η_g."""
+    step_limit: Annotated[float, Gt(0)] | None = None
+    """Longest step of the server, as the authors' code has it (0.5); none by default."""
 
     def init(self, problem: Problem) -> State:
         """Every device starts from x^0."""
@@ -70,6 +72,10 @@ class FedAWE:
         uploads = Updates(uploaded, *shared_reference(state.params, round.problem.num_devices), round.lr)
         count = active.sum(-1, keepdim=True)
         mean = round.uplink(uploads, active / count.clamp(min=1).double(), active)
-        params = torch.where(count > 0, state.params + round.lr * mean, state.params)
+        move = round.lr * mean
+        if self.step_limit is not None:
+            length = torch.linalg.vector_norm(move, dim=-1, keepdim=True)
+            move = move * (self.step_limit / length.clamp(min=self.step_limit))
+        params = torch.where(count > 0, state.params + move, state.params)
         local = replace_rows(start, active, params, round.donates)
         return State(params, local, torch.where(active, round.t, state.last_active)), Info(active=active)

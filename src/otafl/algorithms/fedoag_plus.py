@@ -11,7 +11,7 @@ r_i = ‖Δ_i‖/|h_i|, and with ρ the median of the reports
 θ_min = 1 sends everything ("tight scaling"). Noise is never more than FedOAG's at the same state, 1/κ ≤ B/γ.
 
 Knows: its own h at each device; the server learns who is active and the ratios r_i.
-Does not know: channel statistics on any side, h at the server: r_i tells no |h_i|.
+Does not know: channel statistics on any side, h at the server: reports tell no |h_i|.
 Communicates: d channel uses and one scalar per active device and round; the server broadcasts ρ and κ.
 Departures: none: see docs/algorithms/fedoag-plus.md for its derivation.
 """

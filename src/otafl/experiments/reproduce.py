@@ -39,7 +39,8 @@ def reproduce(what: str, out: Path, quick: bool, **executor: Any) -> Drawn:
     """Make a figure or table, or all of them."""
     if what not in (*FIGURES, "all"):
         raise ConfigError(
-            f"reproduce {what!r}: unknown{registry.nearest(what, [*FIGURES, 'all'])}; there are {', '.join(FIGURES)}, all"
+            f"reproduce {what!r}: unknown{registry.nearest(what, [*FIGURES, 'all'])}; "
+            f"there are {', '.join(FIGURES)}, all"
         )
     figures = list(FIGURES) if what == "all" else [what]
     sweep, wanted = sweep_of(figures, quick)
@@ -82,7 +83,7 @@ def _fig1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
     world = trajectory(config.cell, mobility, config.pathloss.spec, config.fading.spec, 100, 0)
     threshold = inversion_threshold(gamma, 814_090, config.radio.symbol_energy_j)
     probability = config.fading.spec.exceed_prob(threshold**2 / world.mean_gain[-1])
-    title = "Devices walk in their territories; colour: probability to be heard at γ = 1e-9"
+    title = "Territories, paths of 100 rounds, and who is heard at γ = 1e-9"
     return [
         cell_map(config.cell.radius_m, world.positions_m, mobility.territory_m, probability, folder / "fig1.png", title)
     ]
@@ -94,9 +95,11 @@ def _fig2(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
     made = []
     for letter, regime in zip("abc", REGIMES, strict=True):
         curves = {need.label: read(need) for need in needs if need.regime == regime}
-        title = f"{_data(curves)}, {regime} devices ({reduction(quick)})"
+        title = f"{_data(curves)}, {regime} devices\n{reduction(quick)}"
         path = folder / f"fig2{letter}.png"
-        made.append(accuracy_over_rounds({label: curves[label] for label in FIG2}, path, title, bottom=50.0))
+        made.append(
+            accuracy_over_rounds({label: curves[label] for label in FIG2}, path, title, bottom=40.0 if quick else 60.0)
+        )
     return made
 
 
@@ -104,9 +107,9 @@ def _fig3(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
     from otafl.report.figures import accuracy_over_gamma
 
     results = [read(need) for need in needs]
-    title = f"FedOAG on {results[0].config.data.name}, stationary ({reduction(quick)})"
+    title = f"FedOAG on {results[0].config.data.name.upper()}, stationary\n{reduction(quick)}"
     if quick:
-        title += "; γ of the paper's model"
+        title += "; γ as for the paper's model"
     return [accuracy_over_gamma([float(need.label) for need in needs], results, folder / "fig3.png", title)]
 
 
@@ -133,7 +136,7 @@ def _fig5(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(GAMMAS)))
     styles = {f"γ = {need.label}": (matplotlib.colors.to_hex(c), "-") for need, c in zip(needs, shades, strict=True)}
     curves = {f"γ = {need.label}": read(need) for need in needs}
-    title = f"FedOAG on {_data(curves)}, stationary ({reduction(quick)})"
+    title = f"FedOAG on {_data(curves)}, stationary\n{reduction(quick)}"
     return [accuracy_over_rounds(curves, folder / "fig5.png", title, styles=styles)]
 
 
@@ -148,7 +151,7 @@ def _ablation(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[
     from otafl.report.figures import accuracies
 
     rows = {need.label: read(need) for need in needs}
-    title = f"What each step adds: memory, tight scaling, held-back shares ({reduction(quick)})"
+    title = f"What each step adds: memory, tight scaling, held-back shares\n{reduction(quick)}"
     return [accuracies({"": rows}, folder / "ablation.png", title)]
 
 
@@ -157,7 +160,7 @@ def _methods(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[P
 
     rows = {need.label: read(need) for need in needs}
     rows = dict(sorted(rows.items(), key=lambda item: -float(np.nanmean(item[1].metrics["test_accuracy"][:, -1]))))
-    title = f"{_data(rows)}, stationary, norms normalised ({reduction(quick)})"
+    title = f"{_data(rows)}, stationary, norms normalised\n{reduction(quick)}"
     return [accuracies({"": rows}, folder / "methods.png", title)]
 
 
@@ -169,7 +172,7 @@ def _norms(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pat
         "normalised by FedOAG's handshake": {label: found[label] for label in NORMS},
         "clipped at a fixed bound (as published)": {label: found[f"{label}, clipped"] for label in NORMS},
     }
-    return [accuracies(groups, folder / "norms.png", f"How norms are bounded ({reduction(quick)})")]
+    return [accuracies(groups, folder / "norms.png", f"How norms are bounded\n{reduction(quick)}")]
 
 
 def _claims(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:

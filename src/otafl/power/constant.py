@@ -29,14 +29,21 @@ GOLDEN = (np.sqrt(5) - 1) / 2
 
 def truncation_error(gamma: Array, reach: Array, noise: float) -> Array:
     """J*(γ) = m − Q²/(Q + ν/γ²) with the best a; γ [...], reach [..., M]."""
+    return np.asarray(reach.shape[-1] + _gained(gamma, reach, noise))
+
+
+def _gained(gamma: Array, reach: Array, noise: float) -> Array:
+    """J* − m."""
     heard = np.exp(-((gamma[..., None] / reach) ** 2)).sum(-1)
-    return np.asarray(reach.shape[-1] - heard**2 / (heard + noise / gamma**2))
+    return np.asarray(-(heard**2) / (heard + noise / gamma**2))
 
 
 def truncation(reach: Array, noise: float) -> tuple[Array, Array]:
     """γ and a of the truncated form, each one per instance."""
     low, high = np.log(1e-3 * reach.min(-1)), np.log(3 * reach.max(-1))
-    gamma = np.exp(minimise(lambda x: truncation_error(np.exp(x), reach, noise), low, high))
+    gamma = np.exp(
+        minimise(lambda x: _gained(np.exp(x), reach, noise), low, high)
+    )  # J − m: J would lose it in rounding
     heard = np.exp(-((gamma[..., None] / reach) ** 2)).sum(-1)
     return gamma, heard / (heard + noise / gamma**2) / gamma
 
@@ -54,8 +61,11 @@ def clipping(reach: Array, noise: float) -> Array:
     if noise > 0:  # at ν → ∞ the optimum is near Σ S_i/ν
         low = np.minimum(low, np.log(1e-3 * reach.sum(-1) / (noise + (reach**2).sum(-1))))
 
-    def error(x: Array) -> Array:
-        return np.asarray(clipped_moments(np.exp(x), reach)[1].sum(-1) + noise * np.exp(2 * x))
+    def error(x: Array) -> Array:  # J − m, to keep it where noise is strong
+        mean, _ = clipped_moments(np.exp(x), reach)
+        t = np.exp(-x)[..., None] / reach
+        square = np.where(t > 1e-4, -np.expm1(-(t**2)) / t**2, 1.0)
+        return np.asarray((square - 2 * mean).sum(-1) + noise * np.exp(2 * x))
 
     return np.exp(minimise(error, low, high))
 

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import lambertw
 
+from otafl.errors import OtaflError
+
 Array = NDArray[np.float64]
 
 LEAST_NOISE = 1e-12  # ν over the squared median reach below which a design has no finite scale
@@ -124,20 +126,30 @@ def successive(
     wb, wv, nu = bias_weight / scale, variance_weight / scale, max(noise / unit**2, LEAST_NOISE)
     fixed = (s, nu, wb, wv, spread)
 
-    gamma = s / 2
-    best = float(bound(gamma, *fixed))
+    def value(gamma: Array) -> float:
+        return float(bound(gamma, *fixed))
+
+    most = s / np.sqrt(2)
+    gamma = min((s / 2, zero_bias(s), most), key=value)
     for _ in range(MOST_STEPS):
-        wanted = _convex_step(gamma, s, nu, wb, wv, np.broadcast_to(spread, num_devices))
-        wanted = np.minimum(wanted, np.log(s / np.sqrt(2)))
-        here, share = np.log(gamma), 1.0
-        while (value := float(bound(np.exp(here + share * (wanted - here)), *fixed))) > best and share > 1e-9:
+        best, here = value(gamma), np.log(gamma)
+        way = _convex_step(gamma, s, nu, wb / best, wv / best, np.broadcast_to(spread, num_devices)) - here
+
+        def at(share: float, here: Array = here, way: Array = way) -> Array:
+            return np.asarray(np.minimum(np.exp(here + share * way), most))
+
+        share = 1.0
+        while value(at(share)) > best and share > 1e-9:
             share /= 2
-        if value > best:
-            break
-        gamma, gain, best = np.exp(here + share * (wanted - here)), best - value, value
+        while value(at(2 * share)) < value(at(share)):  # steps of a majorisation are short: go on while it pays
+            share *= 2
+        gain = best - value(at(share))
+        gamma = at(share) if gain > 0 else gamma
         if gain <= SETTLED * best:
-            break
-    return np.asarray(unit * gamma)
+            return np.asarray(unit * gamma)
+    raise OtaflError(
+        f'the successive approximation did not settle in {MOST_STEPS} steps; use algorithm.solver = "exact"'
+    )
 
 
 def _convex_step(gamma: Array, s: Array, nu: float, wb: float, wv: float, spread: Array) -> Array:

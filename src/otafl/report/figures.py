@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otafl.errors import OtaflError
-from otafl.report.statistics import estimate, last_accuracy
+from otafl.report.statistics import error_bar, error_bar_text, estimate, last_accuracy
 from otafl.result import Result
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def drawing(width: float = 6.4, height: float = 4.0, columns: int = 1) -> Iterat
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise OtaflError("figures need matplotlib: pip install 'otafl[plot]'") from error
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
+    style: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
     with plt.rc_context(style):
         figure, axes = plt.subplots(1, columns, figsize=(width, height), layout="constrained")
         try:
@@ -141,8 +141,10 @@ def accuracy_over_rounds(
 
 def _label_ends(axes: "Axes", ends: list[tuple[float, str, str]], last: int, gap: float) -> None:
     """Write each curve's name at its end, moved apart where they would overlap."""
-    height = 100.0 + gap
+    height, bottom = 100.0 + gap, axes.get_ylim()[0]
     for value, label, colour in sorted(ends, reverse=True):
+        if value < bottom:
+            label, value = f"{label} ({value:.0f} %)", bottom + gap / 2
         height = min(value, height - gap)
         axes.text(last * 1.02, height, label, color=colour, va="center", clip_on=False)
 
@@ -160,16 +162,14 @@ def accuracy_over_gamma(gammas: Sequence[float], results: Sequence[Result], path
         bars.set_ylim(0, results[0].config.cell.devices)
         axes.set_zorder(bars.get_zorder() + 1)
         axes.patch.set_visible(False)
-        means, widths = [value.mean for value in accuracy], [np.nan_to_num(value.half_width) for value in accuracy]
+        means, widths = [value.mean for value in accuracy], [error_bar(value) for value in accuracy]
         axes.errorbar(place, means, yerr=widths, fmt="o-", color="#0072B2", capsize=3, linewidth=1.6)
         for x, mean in zip(place, means, strict=True):
             axes.annotate(f"{mean:.1f}", (x, mean), textcoords="offset points", xytext=(0, 8), ha="center", fontsize=8)
         axes.set_xticks(place, [_gamma_text(gamma) for gamma in gammas])
         axes.set_xlabel("γ")
         axes.set_ylim(0, 105)
-        seeds = accuracy[0].num_seeds
-        interval = f"95 % interval of {seeds} seeds" if seeds > 1 else "one seed"
-        axes.set_ylabel(f"test accuracy (%), {interval}", color="#0072B2")
+        axes.set_ylabel(f"test accuracy (%), {error_bar_text(accuracy[0].num_seeds)}", color="#0072B2")
         axes.set_title(title, fontsize=10, loc="left")
         rows = [
             (f"{gamma:g}", f"{value.mean:.4f}", f"{value.std:.4f}", f"{value.half_width:.4f}", f"{count:.4f}")
@@ -183,7 +183,7 @@ def accuracies(groups: Mapping[str, Mapping[str, Result]], path: Path, title: st
     """A row per run with its last accuracy, every seed as a dot, mean and 95 % interval; one colour per group."""
     colours = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
     labels = list(dict.fromkeys(label for group in groups.values() for label in group))
-    with drawing(height=0.6 + 0.32 * len(labels)) as (figure, axes):
+    with drawing(height=0.9 + 0.32 * len(labels)) as (figure, axes):
         rows = []
         for index, (group, results) in enumerate(groups.items()):
             shift = (index - (len(groups) - 1) / 2) * 0.28
@@ -192,21 +192,27 @@ def accuracies(groups: Mapping[str, Mapping[str, Result]], path: Path, title: st
                 values = last_accuracy(result)
                 value = estimate(values)
                 axes.plot(values, np.full(len(values), y), "o", color=colours[index], alpha=0.35, markersize=4)
-                width = np.nan_to_num(value.half_width)
                 shown = group if label == next(iter(results)) else None
                 axes.errorbar(
-                    value.mean, y, xerr=width, fmt="D", color=colours[index], capsize=3, markersize=4, label=shown
+                    value.mean,
+                    y,
+                    xerr=error_bar(value),
+                    fmt="D",
+                    color=colours[index],
+                    capsize=3,
+                    markersize=4,
+                    label=shown,
                 )
                 rows.append((group, label, f"{value.mean:.4f}", f"{value.std:.4f}", f"{value.half_width:.4f}"))
         axes.set_yticks(range(len(labels)), labels)
         axes.invert_yaxis()
         seeds = max(len(result.config.experiment.seeds) for group in groups.values() for result in group.values())
-        axes.set_xlabel(f"test accuracy (%): {seeds} seeds, mean and 95 % interval")
+        axes.set_xlabel(f"test accuracy (%)\nevery seed, mean, {error_bar_text(seeds)}")
         means = [float(row[2]) for row in rows]
         axes.set_xlim(max(0, min(means) - 8), 100)
         axes.grid(axis="x", color="#dddddd", linewidth=0.6)
         if len(groups) > 1:
-            axes.legend(frameon=False, loc="best")
+            figure.legend(frameon=False, loc="outside lower center", ncols=len(groups))
         axes.set_title(title, fontsize=10, loc="left")
         write_csv(path, ("group", "run", "test_accuracy_mean", "test_accuracy_std", "half_width_95"), rows)
         return save(figure, path)

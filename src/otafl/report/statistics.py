@@ -37,6 +37,18 @@ def estimate(values: NDArray[np.float64]) -> Estimate:
     return Estimate(float(values.mean()), std, half_width, count)
 
 
+def error_bar(value: Estimate) -> float:
+    """What a figure shows as uncertainty: the 95 % interval, or the standard deviation of fewer than three seeds."""
+    return 0.0 if value.num_seeds < 2 else value.std if value.num_seeds < 3 else value.half_width
+
+
+def error_bar_text(num_seeds: int) -> str:
+    """What that is, in words."""
+    if num_seeds < 2:
+        return "one seed"
+    return f"± one standard deviation of {num_seeds} seeds" if num_seeds < 3 else f"95 % interval of {num_seeds} seeds"
+
+
 def last_accuracy(result: Result) -> NDArray[np.float64]:
     """Per seed, the mean test accuracy in percent over the recorded rounds r > T − 50; NaN where it diverged."""
     late = result.rounds > first_averaged(result.config)

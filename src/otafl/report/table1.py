@@ -72,7 +72,7 @@ def table1() -> str:
         for name in methods:
             knowledge = declared(name)
             mine = marks(knowledge)
-            if mine == cells:
+            if mine == cells and knowledge.fading.split(",")[0] == fading:
                 same = "the same"
             else:
                 same = f"{printed}: {' '.join(cells)} {fading}"
