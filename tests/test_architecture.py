@@ -28,6 +28,7 @@ ROOMS = [
     ["fold"],
     ["report"],
     ["experiments"],
+    ["integrations"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

@@ -144,7 +144,15 @@ def sweep(
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of every run, for instance 0-4.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core, or one on a GPU.")] = None,
+    executor: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(help="ray: CPUs of a run.")] = 1.0,
+    gpus: Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")] = 0.0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME.")] = None,
 ) -> int:
     """Run every combination of a sweep file; the same command does what is missing."""
@@ -157,11 +165,11 @@ def sweep(
         chosen["experiment.seeds"] = parse_seeds(seeds)
     asked = load_sweep(file, chosen)
 
-    from otafl.experiments.conduct import conduct
+    from otafl.experiments.conduct import Executor, conduct
     from otafl.experiments.study import Study
 
     study = Study(Path(out) if out is not None else Path("sweeps") / asked.name, asked)
-    outcome = conduct(study, device=device, workers=workers)
+    outcome = conduct(study, device, Executor(executor, workers, address, cpus, gpus))
     print(f"table  {outcome.table}")
     print(f"runs   {study.folder / 'runs'}")
     return outcome.status
@@ -174,7 +182,15 @@ def tune(
         list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core, or one on a GPU.")] = None,
+    executor: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(help="ray: CPUs of a run.")] = 1.0,
+    gpus: Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")] = 0.0,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME-tune.")
     ] = None,
@@ -187,9 +203,10 @@ def tune(
     asked = load_sweep(file, dict(_parsed(text) for text in overrides or []))
 
     from otafl.experiments import tune as tuning
+    from otafl.experiments.conduct import Executor
 
     folder = Path(out) if out is not None else Path("sweeps") / f"{asked.name}-tune"
-    found = tuning.tune(asked, folder, file, device=device, workers=workers)
+    found = tuning.tune(asked, folder, file, device=device, executor=Executor(executor, workers, address, cpus, gpus))
     table, chosen = tuning.write(found, asked, folder)
     for group, point in found.chosen.items():
         where = ", ".join(str(value) for _, value in group) or asked.name
@@ -269,7 +286,15 @@ def reproduce(
     ] = False,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Default reproduction, or reproduction-quick.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    workers: Annotated[int | None, typer.Option(help="Runs at a time; default: one per core, or one on a GPU.")] = None,
+    executor: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")
+    ] = None,
+    cpus: Annotated[float, typer.Option(help="ray: CPUs of a run.")] = 1.0,
+    gpus: Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")] = 0.0,
 ) -> int:
     """Make the paper's figures and tables again, ours beside its claims; the same command continues."""
     if what == "table1" and out is None:
@@ -277,12 +302,13 @@ def reproduce(
 
         print(table1())
         return 0
+    from otafl.experiments.conduct import Executor
     from otafl.experiments.reproduce import reduction
     from otafl.experiments.reproduce import reproduce as make
 
     started = time.monotonic()
     folder = Path(out) if out is not None else Path("reproduction-quick" if quick else "reproduction")
-    drawn = make(what, folder, quick, device=device, workers=workers)
+    drawn = make(what, folder, quick, device=device, executor=Executor(executor, workers, address, cpus, gpus))
     if drawn.files:
         print("\n".join(str(path) for path in drawn.files))
         print(f"{reduction(quick)}; {time.monotonic() - started:.0f} s")

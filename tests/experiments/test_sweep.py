@@ -14,7 +14,7 @@ import pytest
 
 from otafl.config import _toml
 from otafl.errors import ConfigError
-from otafl.experiments.conduct import conduct
+from otafl.experiments.conduct import Executor, conduct
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import Sweep, load_sweep, parse_sweep
 from tests.conftest import TINY
@@ -134,7 +134,7 @@ def test_one_run_that_fails_leaves_the_others_alone(tmp_path: Path, capfd: pytes
 @pytest.mark.slow
 def test_a_worker_without_memory_fails_alone(tmp_path: Path) -> None:
     asked = sweep({"axes": {"model.hidden": [[5], [10**6, 10**6]]}})
-    outcome = conduct(Study(tmp_path / "study", asked), device="cpu", workers=1, quiet=True)
+    outcome = conduct(Study(tmp_path / "study", asked), device="cpu", executor=Executor(workers=1), quiet=True)
     assert outcome.status == 1
     assert ["memory" in line for line in outcome.errors.values()] == [True]
     assert [row["status"] for row in rows(tmp_path / "study")] == ["complete", "failed"]

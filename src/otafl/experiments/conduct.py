@@ -17,6 +17,7 @@ from otafl.experiments.study import Study
 
 SECONDS_BETWEEN_LINES = 10.0
 FAILED_STATUS = 1
+EXECUTORS = ("local", "ray")
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,33 @@ class Outcome:
     """0, 1 where a run failed, 128 + the signal where it was stopped."""
 
 
-def conduct(study: Study, device: str = "auto", workers: int | None = None, quiet: bool = False) -> Outcome:
-    """Do what is missing of a study on this machine."""
-    workers, threads = _share_out_cores(device, workers)
+@dataclass(frozen=True)
+class Executor:
+    """Where runs are carried out."""
+
+    name: str = "local"
+    """local: worker processes on this machine; ray: tasks on a Ray cluster."""
+    workers: int | None = None
+    """local: runs at a time; None is one per core, or one on a GPU."""
+    address: str | None = None
+    """ray: the cluster; None starts one on this machine."""
+    cpus: float = 1.0
+    """ray: CPUs of a run."""
+    gpus: float = 0.0
+    """ray: GPUs of a run, or a fraction of one."""
+
+    def __post_init__(self) -> None:
+        if self.name not in EXECUTORS:
+            raise ConfigError(f"--executor {self.name}: choose from {', '.join(EXECUTORS)}")
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers}: at least 1")
+        if self.cpus <= 0 or self.gpus < 0:
+            raise ConfigError("--cpus and --gpus: give what one run needs")
+
+
+def conduct(study: Study, device: str = "auto", executor: Executor | None = None, quiet: bool = False) -> Outcome:
+    """Do what is missing of a study."""
+    executor = executor or Executor()
     study.prepare()
     cases = study.missing()
     total = len(study.sweep.cases)
@@ -43,8 +68,12 @@ def conduct(study: Study, device: str = "auto", workers: int | None = None, quie
         print(f"{study.sweep.name}: {total} runs{done} → {study.folder}", file=sys.stderr)
     status = 0
     try:
-        if cases:
-            carry_out(study, cases, board, workers, device, threads)
+        if cases and executor.name == "ray":
+            from otafl.integrations import ray
+
+            ray.carry_out(study, cases, board, executor.address, device, executor.cpus, executor.gpus)
+        elif cases:
+            carry_out(study, cases, board, device=device, **_share_out_cores(device, executor.workers))
     except Stopped as stop:
         status = 128 + stop.number
         left = total - board.finished
@@ -62,16 +91,14 @@ def conduct(study: Study, device: str = "auto", workers: int | None = None, quie
     return Outcome(table, board.errors, status)
 
 
-def _share_out_cores(device: str, workers: int | None) -> tuple[int, int]:
+def _share_out_cores(device: str, workers: int | None) -> dict[str, int]:
     """Workers and threads of each."""
     from otafl.fold import choose_device
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: at least 1")
     if workers is None:
         workers = 1 if choose_device(device).type == "cuda" else cores
-    return workers, max(1, cores // workers)
+    return {"workers": workers, "threads": max(1, cores // workers)}
 
 
 class _Show:

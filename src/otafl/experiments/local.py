@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -94,12 +94,8 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
     """Do the cases, several at a time; what goes wrong is in `board.errors`, and the others go on."""
     waiting, deaths = deque(cases), dict.fromkeys((case.folder for case in cases), 0)
     selector = selectors.DefaultSelector()
-    crew: list[_Worker] = []
     stop: list[int] = []
-    old = {
-        number: signal.signal(number, lambda number, frame: stop.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    crew: list[_Worker] = []
 
     def assign(worker: _Worker) -> None:
         if not waiting or stop:
@@ -162,7 +158,7 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         hire(log)
 
     try:
-        with open(study.folder / "workers.log", "ab") as log:
+        with caught_signals(stop), open(study.folder / "workers.log", "ab") as log:
             for _ in range(min(workers, len(cases))):
                 hire(log)
             while any(worker.case for worker in crew) and not stop:
@@ -178,10 +174,23 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         for worker in crew:
             worker.close()
         selector.close()
-        for number, handler in old.items():
-            signal.signal(number, handler)
     if stop:
         raise Stopped(stop[0])
+
+
+@contextlib.contextmanager
+def caught_signals(stop: list[int] | None = None) -> Iterator[list[int]]:
+    """While inside, SIGINT and SIGTERM only leave their number in the list."""
+    caught = [] if stop is None else stop
+    old = {
+        number: signal.signal(number, lambda number, frame: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield caught
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 def _dismiss(crew: list[_Worker], interrupted: bool, patience_s: float = 60.0) -> None:

@@ -1,0 +1,1 @@
+"""Other people's systems, each imported only inside the function that needs it."""
