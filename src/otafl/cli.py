@@ -232,6 +232,31 @@ def compare(
     print(comparison(dict(zip(labels, results, strict=True)), level))
 
 
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or a sweep's folder.")],
+    out: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.")
+    ] = "report.html",
+) -> None:
+    """Write one HTML page about finished runs that opens offline."""
+    from otafl.errors import RunDirectoryError
+    from otafl.report.html import report as page
+    from otafl.report.runs import expand, names, read_run
+
+    paths = expand(runs)
+    results = [read_run(path) for path in paths]
+    labels = names([result.config for result in results])
+    text = page(
+        dict(zip(labels, results, strict=True)), {label: str(path) for label, path in zip(labels, paths, strict=True)}
+    )
+    try:
+        Path(out).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(f"{out}: cannot be written ({error.strerror})") from error
+    print(f"{out}: {len(results)} runs, {len(text.encode()) / 1e6:.1f} MB")
+
+
 def _parsed(text: str) -> tuple[str, Any]:
     from otafl.config import parse_override
 
