@@ -3,6 +3,7 @@
 import csv
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -144,6 +145,31 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(Exception, match="cannot be written"):
         conduct(Study(tmp_path / "file" / "study", sweep({})), device="cpu", quiet=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Files may not grow beyond 100 kB: the large model cannot be stored, the other run is; later it goes on."""
+    keys = "\n".join(f'"{key}" = {_toml(value)}' for key, value in SMALL.items() if key != "model.hidden")
+    (tmp_path / "sweep.toml").write_text(
+        f'base = "stationary"\n[set]\n{keys}\n[axes]\n"model.hidden" = [[5], [5000]]\n'
+    )
+    command = [sys.executable, "-m", "otafl.cli", "sweep", "sweep.toml", "--device", "cpu", "--workers", "1"]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    full = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, check=False, timeout=120
+    )
+    assert full.returncode == 1
+    assert "the disk is full" in full.stderr
+    assert "Traceback" not in full.stderr
+    folder = tmp_path / "sweeps" / "sweep"
+    assert [row["status"] for row in rows(folder)] == ["complete", "failed"]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert [row["status"] for row in rows(folder)] == ["complete", "complete"]
 
 
 KILLED = """

@@ -38,6 +38,7 @@ def carry_out(
         raise OtaflError("--executor ray needs Ray: pip install 'otafl[ray]'") from error
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
+    _check_address(address)
     try:
         ray.init(
             address=address,
