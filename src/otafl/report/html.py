@@ -106,10 +106,6 @@ def _map(result: Result) -> dict[str, Any]:
     if sim._active is not None:
         active = torch.stack([sim._active.at(int(t))[0] for t in frames]).int()
         found["active"] = active.tolist()
-        found["heard"] = [
-            int(sum(bool(sim._active.at(t)[0, i]) for t in range(len(world.positions_m))))
-            for i in range(config.cell.devices)
-        ]
     gamma = getattr(sim.algorithm, "gamma", None)
     if gamma is not None:
         threshold = gamma**2 / (sim.problem.num_params * sim.problem.symbol_energy_j)
