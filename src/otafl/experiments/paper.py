@@ -8,7 +8,7 @@ Does not know: how runs are carried out, how figures are drawn.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otafl.config import Config, load_config, scaled_gamma
@@ -121,9 +121,16 @@ def needs(figure: str, quick: bool) -> list[Need]:
     return []
 
 
-def sweep_of(figures: list[str], quick: bool) -> tuple[Sweep, dict[str, list[Need]]]:
-    """One sweep of all runs that some figures need, and per figure its needs."""
+def sweep_of(
+    figures: list[str], quick: bool, overrides: Mapping[str, Any] | None = None
+) -> tuple[Sweep, dict[str, list[Need]]]:
+    """One sweep of all runs that some figures need, and per figure its needs; `overrides` change every run."""
     wanted = {figure: needs(figure, quick) for figure in figures}
+    if overrides:
+        wanted = {
+            figure: [replace(need, config=need.config.replace(overrides)) for need in found]
+            for figure, found in wanted.items()
+        }
     cases: dict[str, Case] = {}
     for need in (need for found in wanted.values() for need in found):
         cases.setdefault(need.config.digest, Case({"regime": need.regime, "run": need.label}, need.config))

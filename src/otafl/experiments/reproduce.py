@@ -6,7 +6,7 @@ Does not know: methods.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +35,16 @@ class Drawn:
     status: int
 
 
-def reproduce(what: str, out: Path, quick: bool, **executor: Any) -> Drawn:
-    """Make a figure or table, or all of them."""
-    if what not in (*FIGURES, "all"):
-        raise ConfigError(
-            f"reproduce {what!r}: unknown{registry.nearest(what, [*FIGURES, 'all'])}; "
-            f"there are {', '.join(FIGURES)}, all"
-        )
-    figures = list(FIGURES) if what == "all" else [what]
-    sweep, wanted = sweep_of(figures, quick)
+def reproduce(
+    what: Sequence[str], out: Path, quick: bool, overrides: Mapping[str, Any] | None = None, **executor: Any
+) -> Drawn:
+    """Make some figures or tables, or all of them."""
+    for name in what:
+        if name not in (*FIGURES, "all"):
+            known = registry.nearest(name, [*FIGURES, "all"])
+            raise ConfigError(f"reproduce {name!r}: unknown{known}; there are {', '.join(FIGURES)}, all")
+    figures = list(FIGURES) if "all" in what else list(dict.fromkeys(what))
+    sweep, wanted = sweep_of(figures, quick, overrides)
     study = Study(out, sweep)
     status = 0
     if sweep.cases:
