@@ -128,3 +128,25 @@ def test_seeds() -> None:
     assert parse_seeds("0-3") == [0, 1, 2, 3]
     assert parse_seeds("7") == [7]
     assert parse_seeds("0,5-6,9") == [0, 5, 6, 9]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["compare", "nowhere"], "nowhere: is not a run directory"),
+        (["report", "nowhere"], "nowhere: is not a run directory"),
+        (["sweep", "nowhere.toml"], "nowhere.toml: no such file"),
+        (["tune", "nowhere.toml"], "nowhere.toml: no such file"),
+        (["reproduce", "figg1"], "did you mean 'fig1'"),
+        (["sweep", "sweep.toml", "--executor", "slurm"], "choose from local, ray"),
+        (["sweep", "sweep.toml", "--workers", "0"], "at least 1"),
+        (["sweep", "sweep.toml", "--out", ""], "--out is empty"),
+    ],
+)
+def test_mistakes_in_studies_get_one_line_and_write_nothing(tmp_path: Path, arguments: list[str], line: str) -> None:
+    (tmp_path / "sweep.toml").write_text('[axes]\n"training.lr" = [0.1]\n')
+    done = otafl(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert line in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]

@@ -40,6 +40,16 @@ A sweep file:
   "algorithm.gamma" = [3e-10, 1e-9]
 """
 
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+ExecutorName = Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")]
+Workers = Annotated[int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")]
+Address = Annotated[str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")]
+Cpus = Annotated[float, typer.Option(help="ray: CPUs of a run.")]
+Gpus = Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")]
+
 app = typer.Typer(
     name="otafl",
     help="Over-the-air federated learning: every method in one harness on the same wireless world.",
@@ -108,15 +118,15 @@ def run(
         list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key; may be repeated.")
     ] = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0-4 or 0,2,5.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Run directory; default runs/NAME-HASH.")] = None,
 ) -> int:
     """Run a configuration; the same command continues an interrupted run."""
-    from otafl.config import load_config, parse_override
+    from otafl.config import load_config
 
     if out is not None and not out.strip():  # an unset shell variable must not mean this folder
         raise ConfigError("--out is empty; name a directory")
-    chosen = dict(parse_override(text) for text in overrides or [])
+    chosen = _parsed(overrides)
     if seeds is not None:
         chosen["experiment.seeds"] = parse_seeds(seeds)
     resolved = load_config(config, chosen)
@@ -139,20 +149,14 @@ def run(
 @app.command(epilog=SWEEP_EXAMPLES)
 def sweep(
     file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A base configuration and axes.")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
-    ] = None,
+    overrides: Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of every run, for instance 0-4.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    executor: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")
-    ] = None,
-    cpus: Annotated[float, typer.Option(help="ray: CPUs of a run.")] = 1.0,
-    gpus: Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")] = 0.0,
+    device: Device = "auto",
+    executor: ExecutorName = "local",
+    workers: Workers = None,
+    address: Address = None,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = 0.0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME.")] = None,
 ) -> int:
     """Run every combination of a sweep file; the same command does what is missing."""
@@ -160,7 +164,7 @@ def sweep(
 
     if out is not None and not out.strip():
         raise ConfigError("--out is empty; name a directory")
-    chosen = dict(_parsed(text) for text in overrides or [])
+    chosen = _parsed(overrides)
     if seeds is not None:
         chosen["experiment.seeds"] = parse_seeds(seeds)
     asked = load_sweep(file, chosen)
@@ -178,19 +182,13 @@ def sweep(
 @app.command()
 def tune(
     file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A sweep file with a section [tune].")],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    executor: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")
-    ] = None,
-    cpus: Annotated[float, typer.Option(help="ray: CPUs of a run.")] = 1.0,
-    gpus: Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")] = 0.0,
+    overrides: Overrides = None,
+    device: Device = "auto",
+    executor: ExecutorName = "local",
+    workers: Workers = None,
+    address: Address = None,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = 0.0,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME-tune.")
     ] = None,
@@ -200,7 +198,7 @@ def tune(
 
     if out is not None and not out.strip():
         raise ConfigError("--out is empty; name a directory")
-    asked = load_sweep(file, dict(_parsed(text) for text in overrides or []))
+    asked = load_sweep(file, _parsed(overrides))
 
     from otafl.experiments import tune as tuning
     from otafl.experiments.conduct import Executor
@@ -257,10 +255,11 @@ def report(
     print(f"{out}: {len(results)} runs, {len(text.encode()) / 1e6:.1f} MB")
 
 
-def _parsed(text: str) -> tuple[str, Any]:
+def _parsed(overrides: list[str] | None) -> dict[str, Any]:
+    """What `--set` says."""
     from otafl.config import parse_override
 
-    return parse_override(text)
+    return dict(parse_override(text) for text in overrides or [])
 
 
 @app.command("list")
@@ -307,23 +306,17 @@ def reproduce(
         list[str],
         typer.Argument(metavar="WHAT...", help="fig1 … fig5, table1, claims, ablation, methods, norms, or all."),
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
-    ] = None,
+    overrides: Overrides = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Small model, 100 rounds, 2 seeds: minutes on a laptop.")
     ] = False,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Default reproduction, or reproduction-quick.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    executor: Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")] = "local",
-    workers: Annotated[
-        int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")
-    ] = None,
-    cpus: Annotated[float, typer.Option(help="ray: CPUs of a run.")] = 1.0,
-    gpus: Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")] = 0.0,
+    device: Device = "auto",
+    executor: ExecutorName = "local",
+    workers: Workers = None,
+    address: Address = None,
+    cpus: Cpus = 1.0,
+    gpus: Gpus = 0.0,
 ) -> int:
     """Make the paper's figures and tables again, ours beside its claims; the same command continues."""
     if what == ["table1"] and out is None:
@@ -337,7 +330,7 @@ def reproduce(
 
     started = time.monotonic()
     folder = Path(out) if out is not None else Path("reproduction-quick" if quick else "reproduction")
-    changes = dict(_parsed(text) for text in overrides or [])
+    changes = _parsed(overrides)
     drawn = make(what, folder, quick, changes, device=device, executor=Executor(executor, workers, address, cpus, gpus))
     if drawn.files:
         print("\n".join(str(path) for path in drawn.files))
