@@ -14,7 +14,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # data flows down: a room imports only from rooms above it (and from its own)
 ROOMS = [
     ["errors", "_version"],
-    ["units", "registry", "random"],
+    ["units", "registry", "random", "theory"],
     ["world", "presets"],
     ["power"],
     ["radio"],
