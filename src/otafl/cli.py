@@ -255,6 +255,47 @@ def report(
     print(f"{out}: {len(results)} runs, {len(text.encode()) / 1e6:.1f} MB")
 
 
+@app.command()
+def theory(
+    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a preset.")],
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="A finished run of it, to be shown beside.")
+    ] = None,
+    overrides: Overrides = None,
+) -> None:
+    """What the paper's analysis says about a configuration, term by term, and beside it what a run measured."""
+    from otafl.config import load_config
+
+    chosen = load_config(config, _parsed(overrides))
+
+    import torch
+
+    from otafl.report.runs import read_run
+    from otafl.simulation import Simulation
+    from otafl.theory.account import account
+
+    result = read_run(run) if run is not None else None
+    if result is not None and result.config.digest != chosen.digest:
+        raise ConfigError(f"{run}: was made by another configuration; give its own, {run}/config.toml")
+    sim = Simulation(chosen.replace({"experiment.seeds": [chosen.experiment.seeds[0]]}), torch.device("cpu"))
+    points = [sim.problem.initial[0]] + ([result.params[0].to(sim.dtype)] if result is not None else [])
+    found = account(sim, points)
+    for symbol, value, text in found.rows:
+        print(f"{symbol:<16} {value:>10}  {text}")
+    if result is not None:
+        import numpy as np
+
+        for column, text in (
+            ("staleness_mean", f"mean staleness of the run (expected {found.staleness_mean:.1f})"),
+            ("consensus", "mean of the consensus distance; record it with experiment.record"),
+            ("mean_grad_norm_sq", "mean of ‖∇F(x̄)‖²; record it with experiment.record"),
+        ):
+            known = column in result.metrics and not np.isnan(result.metrics[column]).all()
+            print(f"{'measured':<16} {f'{np.nanmean(result.metrics[column]):.3g}' if known else '–':>10}  {text}")
+    for warning in found.warnings:
+        print(f"otafl: {warning}", file=sys.stderr)
+
+
 def _parsed(overrides: list[str] | None) -> dict[str, Any]:
     """What `--set` says."""
     from otafl.config import parse_override

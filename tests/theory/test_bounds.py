@@ -138,7 +138,7 @@ def test_corollary_1_needs_more_rounds_than_printed_when_devices_outnumber_steps
         for mended in (True, False):
             rounds = math.ceil(bounds.rounds_needed(k, mended))
             lr = bounds.corollary_lr(m, s, k.smoothness, rounds)
-            allowed = lr <= bounds.largest_lr(dataclasses.replace(k, lr=1e-9), "theorem") * (1 + 1e-6)
+            allowed = lr <= bounds.largest_lr(k, "theorem") * (1 + 1e-9)
             assert allowed == (mended or m <= s)
 
 
@@ -155,6 +155,18 @@ def test_theorem_1_adds_up_from_its_lemmas() -> None:
     assert bounds.theorem(dataclasses.replace(k, gap=1.0), 1000)["B"] == 0
     by_lemmas = 6 / (k.lr * 3) * k.lr**2 * k.smoothness * 5 * 0.01 * bounds.norm_bound(k) / (k.gamma**2 * 16)
     assert terms["D"] == pytest.approx(by_lemmas * 73 / 72, rel=1e-12)
+
+
+@pytest.mark.parametrize("what", ["descent", "norm_bound", "consensus", "theorem"])
+def test_largest_lr_is_where_its_condition_is_just_met(what: str) -> None:
+    """η s L (κ(η) + 1) equals 1/(108 (β² + 1)), 1, (1 − √ρ)/(632 √(β² + 1)) and that over m, whatever η was before."""
+    eta = bounds.largest_lr(SIMPLE, what)
+    assert eta == bounds.largest_lr(dataclasses.replace(SIMPLE, lr=10.0), what)
+    k = dataclasses.replace(SIMPLE, lr=eta)
+    root = math.sqrt(1.5)
+    limits = {"descent": 1 / (108 * 1.5), "norm_bound": 1.0, "consensus": k.root_gap / (632 * root)}
+    limits["theorem"] = limits["consensus"] / 4
+    assert eta * 3 * 2.0 * (k.kappa + 1) == pytest.approx(limits[what], rel=1e-9)
 
 
 def test_tiny_gaps_keep_their_accuracy() -> None:

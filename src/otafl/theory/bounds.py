@@ -13,7 +13,7 @@ Does not know: where they come from.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,23 @@ def consensus_error(k: Constants, grad_sq: float, mended: bool = True) -> float:
 
 
 def largest_lr(k: Constants, what: str) -> float:
-    """The condition on η of "descent", "norm_bound", "consensus" or "theorem"."""
-    base = k.local_steps * k.smoothness * (k.kappa + 1)
+    """The largest η that satisfies the condition of "descent", "norm_bound", "consensus" or "theorem".
+
+    The conditions have κ, which rises with η; η here is where they are just met, whatever `k.lr` is.
+    """
     root = math.sqrt(k.dissimilarity_slope + 1)
-    return {
-        "descent": 1 / (108 * base * (k.dissimilarity_slope + 1)),
-        "norm_bound": 1 / base,
-        "consensus": k.root_gap / (632 * base * root),
-        "theorem": k.root_gap / (632 * base * root * k.num_devices),
-    }[what]
+    factor = {
+        "descent": 1 / (108 * (k.dissimilarity_slope + 1)),
+        "norm_bound": 1.0,
+        "consensus": k.root_gap / (632 * root),
+        "theorem": k.root_gap / (632 * root * k.num_devices),
+    }[what] / (k.local_steps * k.smoothness)
+    low, high = 0.0, factor  # κ ≥ 0
+    for _ in range(200):
+        middle = (low + high) / 2
+        met = middle * (replace(k, lr=middle).kappa + 1) <= factor
+        low, high = (middle, high) if met else (low, middle)
+    return low
 
 
 def theorem(k: Constants, num_rounds: int, mended: bool = True) -> dict[str, float]:
@@ -132,7 +140,8 @@ def corollary_lr(num_devices: int, local_steps: int, smoothness: float, num_roun
 def rounds_needed(k: Constants, mended: bool = True) -> float:
     """Corollary 1's least T, at which its step size satisfies Theorem 1's condition (as printed only for m ≤ s)."""
     s, m = k.local_steps, k.num_devices
-    common = 632**2 * (k.kappa + 1) ** 2 * (k.dissimilarity_slope + 1) / k.root_gap**2
+    kappa = replace(k, lr=largest_lr(k, "theorem")).kappa
+    common = 632**2 * (kappa + 1) ** 2 * (k.dissimilarity_slope + 1) / k.root_gap**2
     return common * (s * m**3 if mended else (s * m) ** 2)
 
 
