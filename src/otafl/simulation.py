@@ -196,6 +196,11 @@ class Simulation:
     def mean_params(self, state: Any) -> Tensor:
         """x̄, the mean of the devices' models, [S, P]; the server model where devices keep none of their own."""
         local: Tensor | None = getattr(state, "local_params", None)
+        if local is not None and self._useful is not None:  # some devices were left as they are
+            raise ConfigError(
+                "the mean of the devices' models needs all of them trained: set training.skip_unheard = false, "
+                'or put "mean" into experiment.record'
+            )
         mean: Tensor = state.params if local is None else local.mean(1)
         return mean
 

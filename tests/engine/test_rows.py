@@ -10,7 +10,7 @@ import torch
 import otafl
 from otafl.algorithms.fedoag import FedOAG
 from otafl.engine.rows import Schedule, announce, replace_rows, rows_of
-from otafl.errors import PluginError
+from otafl.errors import ConfigError, PluginError
 from tests.conftest import make_config, simulate
 
 
@@ -145,3 +145,12 @@ def test_a_wrong_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._registered["algorithms"], "wrong", dataclass(frozen=True)(wrong))
     with pytest.raises(PluginError, match=r"active\(\) must give a boolean mask"):
         otafl.run(make_config("fedoag").replace({"algorithm.name": "wrong"}))
+
+
+def test_the_mean_model_is_refused_where_devices_were_left_out() -> None:
+    """Devices that will not be heard again are not trained: their models are no part of a mean."""
+    sim = simulate(make_config("fedoag", {"training.skip_unheard": True}))
+    with pytest.raises(ConfigError, match="needs all of them trained"):
+        sim.mean_params(sim.init())
+    recorded = simulate(make_config("fedoag", {"training.skip_unheard": True, "experiment.record": ["server", "mean"]}))
+    assert torch.equal(recorded.mean_params(recorded.init()), recorded.problem.initial)
