@@ -124,8 +124,7 @@ def run(
     """Run a configuration; the same command continues an interrupted run."""
     from otafl.config import load_config
 
-    if out is not None and not out.strip():  # an unset shell variable must not mean this folder
-        raise ConfigError("--out is empty; name a directory")
+    _check_out(out)
     chosen = _parsed(overrides)
     if seeds is not None:
         chosen["experiment.seeds"] = parse_seeds(seeds)
@@ -162,8 +161,7 @@ def sweep(
     """Run every combination of a sweep file; the same command does what is missing."""
     from otafl.experiments.sweep import load_sweep
 
-    if out is not None and not out.strip():
-        raise ConfigError("--out is empty; name a directory")
+    _check_out(out)
     chosen = _parsed(overrides)
     if seeds is not None:
         chosen["experiment.seeds"] = parse_seeds(seeds)
@@ -196,8 +194,7 @@ def tune(
     """Choose hyper-parameters on the validation set, by the same rule and budget for every method."""
     from otafl.experiments.sweep import load_sweep
 
-    if out is not None and not out.strip():
-        raise ConfigError("--out is empty; name a directory")
+    _check_out(out)
     asked = load_sweep(file, _parsed(overrides))
 
     from otafl.experiments import tune as tuning
@@ -278,22 +275,17 @@ def theory(
     if result is not None and result.config.digest != chosen.digest:
         raise ConfigError(f"{run}: was made by another configuration; give its own, {run}/config.toml")
     sim = Simulation(chosen.replace({"experiment.seeds": [chosen.experiment.seeds[0]]}), torch.device("cpu"))
-    points = [sim.problem.initial[0]] + ([result.params[0].to(sim.dtype)] if result is not None else [])
-    found = account(sim, points)
+    found = account(sim, result)
     for symbol, value, text in found.rows:
         print(f"{symbol:<16} {value:>10}  {text}")
-    if result is not None:
-        import numpy as np
-
-        for column, text in (
-            ("staleness_mean", f"mean staleness of the run (expected {found.staleness_mean:.1f})"),
-            ("consensus", "mean of the consensus distance; record it with experiment.record"),
-            ("mean_grad_norm_sq", "mean of ‖∇F(x̄)‖²; record it with experiment.record"),
-        ):
-            known = column in result.metrics and not np.isnan(result.metrics[column]).all()
-            print(f"{'measured':<16} {f'{np.nanmean(result.metrics[column]):.3g}' if known else '–':>10}  {text}")
     for warning in found.warnings:
         print(f"otafl: {warning}", file=sys.stderr)
+
+
+def _check_out(out: str | None) -> None:
+    """An unset shell variable must not mean this folder."""
+    if out is not None and not out.strip():
+        raise ConfigError("--out is empty; name a directory")
 
 
 def _parsed(overrides: list[str] | None) -> dict[str, Any]:
@@ -365,8 +357,8 @@ def reproduce(
 
         print(table1())
         return 0
+    _check_out(out)
     from otafl.experiments.conduct import Executor
-    from otafl.experiments.reproduce import reduction
     from otafl.experiments.reproduce import reproduce as make
 
     started = time.monotonic()
@@ -375,7 +367,7 @@ def reproduce(
     drawn = make(what, folder, quick, changes, device=device, executor=Executor(executor, workers, address, cpus, gpus))
     if drawn.files:
         print("\n".join(str(path) for path in drawn.files))
-        print(f"{reduction(quick)}; {time.monotonic() - started:.0f} s")
+        print(f"done in {time.monotonic() - started:.0f} s")
     return drawn.status
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from otafl.algorithms.base import Info, Problem, Round, Step
@@ -28,9 +29,10 @@ from otafl.metrics import RESERVED_COLUMNS
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge, Quantity
+from otafl.radio.link import inversion_threshold
 from otafl.random import Streams
 from otafl.registry import guarded
-from otafl.world.channel import Trajectory, trajectory
+from otafl.world.channel import Trajectory, active_prob, trajectory
 from otafl.world.data import Dataset, load_dataset
 
 
@@ -203,6 +205,14 @@ class Simulation:
             )
         mean: Tensor = state.params if local is None else local.mean(1)
         return mean
+
+    def uplink_probability(self) -> NDArray[np.float64] | None:
+        """p_i^t of the first seed, [T, M], where the method has one threshold γ for all; else None."""
+        gamma = getattr(self.algorithm, "gamma", None)
+        if gamma is None:
+            return None
+        threshold = inversion_threshold(gamma, self.problem.num_params, self.problem.symbol_energy_j)
+        return active_prob(self.worlds[0], self.config.fading.spec, threshold, slice(None))
 
     @property
     def _who(self) -> str:

@@ -1,13 +1,16 @@
 """The account of a configuration: its probabilities against activity, its staleness against a run's."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
+import torch
 
 import otafl
 from otafl.errors import ConfigError
-from otafl.theory.account import account, uplink_probability
+from otafl.theory import staleness
+from otafl.theory.account import account
 from tests.conftest import make_config, make_quadratic, simulate
 
 
@@ -15,7 +18,8 @@ def test_probabilities_are_those_of_the_activity() -> None:
     """p_i^t of a moving cell, summed over rounds, against how often devices were active; 5 standard errors."""
     walking = {"mobility.name": "bounded-waypoint", "mobility.speed_mps": [20.0, 30.0], "mobility.territory_m": 400.0}
     sim = simulate(make_quadratic("fedoag", {"experiment.rounds": 1500, "cell.devices": 8, **walking}))
-    prob = uplink_probability(sim)
+    prob = sim.uplink_probability()
+    assert prob is not None
     assert sim._active is not None
     heard = np.mean([sim._active.at(r)[0].numpy() for r in range(1500)], axis=0)
     error = np.sqrt((prob * (1 - prob)).sum(0)) / 1500
@@ -27,18 +31,43 @@ def test_account_of_a_run() -> None:
     seeds = list(range(60))
     config = make_config("fedoag", {"experiment.rounds": 40, "cell.devices": 6, "experiment.seeds": [0]})
     sim = simulate(config)
-    found = account(sim, [sim.problem.initial[0]])
+    found = account(sim)
     shown = {symbol for symbol, _, _ in found.rows}
     assert {"c", "E|A|", "1 − ρ", "L", "σ²", "ζ²", "G²", "κ", "(A)", "(B)", "(C)", "(D)"} <= shown
     # the same positions for every seed, other fades
     places = sim.worlds[0].positions_m[0].tolist()
     fixed = {"cell.placement": "given", "cell.positions_m": places, "experiment.seeds": seeds}
     measured = otafl.run(config.replace(fixed)).metrics["staleness_mean"]
-    expected = float(np.mean(found.staleness_mean))
+    prob = sim.uplink_probability()
+    assert prob is not None
+    expected = float(staleness.moments(prob)[0][:-1].mean())
+    assert dict((symbol, value) for symbol, value, _ in found.rows)["staleness"] == f"{expected:.3g}"
     rows = measured[:, :-1].mean(1)  # r − τ of x^r, for r = 0 … T − 1
     assert abs(rows.mean() - expected) < 5 * rows.std(ddof=1) / math.sqrt(len(seeds)) + 1e-9
 
 
 def test_only_methods_with_a_threshold_have_one() -> None:
+    sim = simulate(make_config("vanilla"))
+    assert sim.uplink_probability() is None
     with pytest.raises(ConfigError, match="the analysis is FedOAG's"):
-        uplink_probability(simulate(make_config("vanilla")))
+        account(sim)
+
+
+@pytest.mark.parametrize("gamma", [1e-10, 1e-6])
+def test_a_device_that_is_never_heard_has_no_bound(gamma: float) -> None:
+    """P down to 0 in floating point: the bound is infinite, and no division fails."""
+    found = account(simulate(make_config("fedoag", {"algorithm.gamma": gamma})))
+    assert ("sum", "∞") in [row[:2] for row in found.rows]
+    assert "not be heard once" in found.warnings[0]
+
+
+def test_a_run_is_shown_beside_and_a_diverged_one_refused() -> None:
+    config = make_config("fedoag", {"experiment.seeds": [0], "experiment.record": ["server", "mean", "gradient"]})
+    sim, result = simulate(config), otafl.run(config)
+    shown = [(symbol, value) for symbol, value, text in account(sim, result).rows if symbol == "measured"]
+    assert len(shown) == 3
+    assert shown[2] == ("measured", f"{np.nanmean(result.metrics['mean_grad_norm_sq']):.3g}")
+    assert shown[1] == ("measured", "–")  # the consensus distance was not recorded
+    broken = dataclasses.replace(result, params=result.params * torch.nan)
+    with pytest.raises(ConfigError, match="diverged"):
+        account(sim, broken)

@@ -6,7 +6,6 @@ Does not know: how results came about.
 
 import html
 import json
-import platform
 import shlex
 from collections.abc import Mapping
 from importlib import resources
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from otafl._version import __version__
 from otafl.report.figures import SPARE_STYLES, STYLES
 from otafl.report.runs import differences
 from otafl.report.statistics import estimate, last_accuracy, paired_difference, verdict
@@ -64,7 +62,6 @@ def report(results: Mapping[str, Result], paths: Mapping[str, str]) -> str:
         "labels": {name: label for name, label, _ in CURVES},
         "shared": {key: _word(value) for key, value in shared.items()},
         "sentences": _sentences(results),
-        "environment": f"otafl {__version__}, Python {platform.python_version()}, {platform.system()}",
     }
     page = resources.files("otafl.report").joinpath("page.html").read_text(encoding="utf-8")
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
@@ -106,11 +103,9 @@ def _map(result: Result) -> dict[str, Any]:
     if sim._active is not None:
         active = torch.stack([sim._active.at(int(t))[0] for t in frames]).int()
         found["active"] = active.tolist()
-    gamma = getattr(sim.algorithm, "gamma", None)
-    if gamma is not None:
-        threshold = gamma**2 / (sim.problem.num_params * sim.problem.symbol_energy_j)
-        probability = config.fading.spec.exceed_prob(threshold / world.mean_gain[frames])
-        found["probability"] = np.round(probability, 4).tolist()
+    probability = sim.uplink_probability()
+    if probability is not None:
+        found["probability"] = np.round(probability[frames], 4).tolist()
     return found
 
 
@@ -144,6 +139,8 @@ def _devices(result: Result, path: str) -> list[dict[str, float]]:
 def _summary(result: Result) -> dict[str, Any]:
     summary = result.summary
     shown: dict[str, Any] = {"status": summary["status"], "time": f"{summary['wall_s']:.1f} s on {summary['device']}"}
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    shown["environment"] = f"{versions}; commit {summary['commit']}" if summary.get("commit") else versions
     if "test_accuracy" in result.metrics:
         value = estimate(last_accuracy(result))
         shown["accuracy"] = "–" if np.isnan(value.mean) else f"{value} %"

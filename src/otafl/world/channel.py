@@ -77,6 +77,8 @@ def _check(kind: str, model: object, values: object, shape: tuple[int, ...]) -> 
         raise PluginError(f"{kind} {type(model).__name__}: returned values that are not finite")
 
 
-def active_prob(trajectory: Trajectory, fading: Fading, threshold: float, t: int = 0) -> NDArray[np.float64]:
-    """Uplink probability P(|h_i| ≥ threshold) of every device in round t, [M]."""
-    return fading.exceed_prob(threshold**2 / trajectory.mean_gain[t])
+def active_prob(
+    trajectory: Trajectory, fading: Fading, threshold: float, t: int | slice | NDArray[np.int64] = 0
+) -> NDArray[np.float64]:
+    """Uplink probability P(|h_i| ≥ threshold) of every device in round t [M], or in several rounds [·, M]."""
+    return np.asarray(fading.exceed_prob(threshold**2 / trajectory.mean_gain[t]), dtype=np.float64)
