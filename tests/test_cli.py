@@ -138,6 +138,8 @@ def test_seeds() -> None:
         (["sweep", "nowhere.toml"], "nowhere.toml: no such file"),
         (["tune", "nowhere.toml"], "nowhere.toml: no such file"),
         (["reproduce", "figg1"], "did you mean 'fig1'"),
+        (["reproduce", "fig1", "--out", "sweep.toml/x"], "cannot be written"),
+        (["reproduce", "fig1", "--out", ""], "--out is empty"),
         (["theory", "quick", "--set", "algorithm.name=sca", "--set", "data.name=digits"], "the analysis is FedOAG's"),
         (["sweep", "sweep.toml", "--executor", "slurm"], "choose from local, ray"),
         (["sweep", "sweep.toml", "--workers", "0"], "at least 1"),

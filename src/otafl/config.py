@@ -121,8 +121,13 @@ class Config:
         """The resolved configuration as a file that gives the same run."""
         lines = []
         for section, keys in self.to_dict().items():
-            lines += [f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items()), ""]
+            lines += [f"[{section}]", *(f"{key} = {as_toml(value)}" for key, value in keys.items()), ""]
         return "\n".join(lines)
+
+    @staticmethod
+    def from_toml(text: str) -> "Config":
+        """The configuration that `to_toml` wrote."""
+        return resolve(tomllib.loads(text), {}, keep_fitting=True)
 
     @property
     def digest(self) -> str:
@@ -306,7 +311,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
                 f"{section}.{key}: unknown key{registry.nearest(key, allowed)}; [{section}] has {', '.join(allowed)}"
             )
         if not _finite(value) and (section, key) != ("radio", "noise_dbm_hz"):
-            raise ConfigError(f"{section}.{key} = {_toml(value)}: must be a finite number")
+            raise ConfigError(f"{section}.{key} = {as_toml(value)}: must be a finite number")
         try:
             values[key] = TypeAdapter(types[key]).validate_python(_tuples(value), strict=True)
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
@@ -315,7 +320,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
             first = error.errors()[0]
             place = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
             message = first["msg"].removeprefix("Input ")
-            raise ConfigError(f"{section}.{key}{place} = {_toml(first['input'])}: {message}") from error
+            raise ConfigError(f"{section}.{key}{place} = {as_toml(first['input'])}: {message}") from error
     required = dataclasses.MISSING
     for key, f in fields.items():
         if key not in values and f.default is required and f.default_factory is required:
@@ -354,12 +359,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _toml(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """A value as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     return repr(value)

@@ -129,13 +129,18 @@ def summary(kind: str, name: str) -> str:
             return ((lookup(kind, name).__doc__ or "").strip().splitlines() or [""])[0]
         except PluginError as error:
             return str(error)
+    return (ast.get_docstring(source(kind, name)) or "").splitlines()[0]
+
+
+def source(kind: str, name: str) -> ast.ClassDef:
+    """The source of a built-in class, read without importing it."""
     module, cls = BUILTIN[kind][name].split(":")
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef) and node.name == cls:
-            return (ast.get_docstring(node) or "").splitlines()[0]
+            return node
     raise LookupError(f"{module} has no class {cls}")
 
 

@@ -63,7 +63,7 @@ class RunDirectory:
     def open(path: Path, config: Config) -> Iterator["RunDirectory"]:
         """A new or matching directory, locked if it is there; any other is refused. Nothing is written yet."""
         directory = RunDirectory(path, config)
-        with _explained(path):
+        with explained(path):
             if directory._is_ours() and not directory.finished():
                 directory._take_lock()
         try:
@@ -74,12 +74,12 @@ class RunDirectory:
 
     def create(self) -> None:
         """Make the directory and lock it, where that has not been done."""
-        with _explained(self.path):
+        with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if self._lock is None:
                 self._take_lock()
             if not self._is_ours():
-                _replace(self.path / "config.toml", self._config.to_toml().encode())
+                put(self.path / "config.toml", self._config.to_toml().encode())
 
     def _is_ours(self) -> bool:
         """Whether this configuration's directory is there; False if there is none yet."""
@@ -126,18 +126,18 @@ class RunDirectory:
         self._append("metrics.csv", text)
 
     def _append(self, name: str, text: str) -> None:
-        with _explained(self.path), open(self.path / name, "a", encoding="utf-8") as file:
+        with explained(self.path), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(text)
 
     def write(self, name: str, content: str) -> None:
         """Put a text file in place, whole."""
-        with _explained(self.path):
-            _replace(self.path / name, content.encode())
+        with explained(self.path):
+            put(self.path / name, content.encode())
 
     def write_model(self, params: Mapping[str, Tensor]) -> None:
         """Put model.safetensors in place."""
-        with _explained(self.path):
-            _replace(self.path / "model.safetensors", save(dict(params)))
+        with explained(self.path):
+            put(self.path / "model.safetensors", save(dict(params)))
 
     def finished(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None where there is still something to do."""
@@ -166,7 +166,7 @@ class RunDirectory:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint, and keep the two newest."""
-        with _explained(self.path):
+        with explained(self.path):
             self._save_checkpoint(checkpoint)
 
     def _save_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -267,7 +267,8 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def put(path: Path, content: bytes) -> None:
+    """Write a file beside its place and rename it: it appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         _write(temporary, content)
@@ -299,7 +300,7 @@ def _difference(stored: str, wanted: str) -> str:
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Turn what the file system refuses into one line."""
     try:
         yield

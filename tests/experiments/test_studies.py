@@ -97,6 +97,10 @@ def tuning_sweep(section: dict[str, Any]) -> Any:
         ({"over": ["training.lt"]}, "is no axis"),
         ({"round": 3}, "did you mean 'rounds'"),
         ({"rounds": 0}, "whole number above 0"),
+        ({"trials": True}, "whole number above 0"),
+        ({"seeds": 5}, "tune.seeds = 5: give a list"),
+        ({"over": 3}, "tune.over = 3: give a list"),
+        ({"seeds": [100, 1]}, "1 is also in experiment.seeds"),
     ],
 )
 def test_tuning_mistakes(section: dict[str, Any], match: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from otafl.config import _toml
+from otafl.config import as_toml
 from otafl.errors import ConfigError
 from otafl.experiments.conduct import Executor, conduct
 from otafl.experiments.study import Study
@@ -150,7 +150,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_full_disk_is_one_line_and_nothing_is_lost(tmp_path: Path) -> None:
     """Files may not grow beyond 100 kB: the large model cannot be stored, the other run is; later it goes on."""
-    keys = "\n".join(f'"{key}" = {_toml(value)}' for key, value in SMALL.items() if key != "model.hidden")
+    keys = "\n".join(f'"{key}" = {as_toml(value)}' for key, value in SMALL.items() if key != "model.hidden")
     (tmp_path / "sweep.toml").write_text(
         f'base = "stationary"\n[set]\n{keys}\n[axes]\n"model.hidden" = [[5], [5000]]\n'
     )
@@ -200,7 +200,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_sweep_killed_ten_times_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     """24 runs; kill -9 on the parent or on a worker at random moments; the same bytes in the end."""
     keys = SMALL | {"experiment.rounds": 700, "experiment.eval_every": 70, "experiment.checkpoint_s": 0.05}
-    lines = "\n".join(f'"{key}" = {_toml(value)}' for key, value in keys.items())
+    lines = "\n".join(f'"{key}" = {as_toml(value)}' for key, value in keys.items())
     (tmp_path / "sweep.toml").write_text(KILLED.format(keys=lines))
     command = [sys.executable, "-m", "otafl.cli", "sweep", "sweep.toml", "--device", "cpu", "--workers", "2", "--out"]
 
@@ -234,7 +234,7 @@ def test_a_sweep_killed_ten_times_ends_as_an_undisturbed_one(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     keys = SMALL | {"experiment.rounds": 20_000, "experiment.eval_every": 20_000}
-    lines = "\n".join(f'"{key}" = {_toml(value)}' for key, value in keys.items())
+    lines = "\n".join(f'"{key}" = {as_toml(value)}' for key, value in keys.items())
     (tmp_path / "sweep.toml").write_text(KILLED.format(keys=lines))
     command = [sys.executable, "-m", "otafl.cli", "sweep", "sweep.toml", "--device", "cpu", "--workers", "1"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -37,6 +37,23 @@ class Board:
     """Run directory's name to what went wrong."""
     messages: deque[str] = field(default_factory=deque)
     """Lines not shown yet."""
+
+    def advance(self, case: Case, rounds: int) -> None:
+        """So many rounds of a run are done."""
+        self.running[case.label] = (rounds, case.config.experiment.rounds)
+        self.changed(self)
+
+    def settle(self, case: Case, report: Mapping[str, Any]) -> None:
+        """A run has ended as its worker's last report says."""
+        self.running.pop(case.label, None)
+        if "error" in report:
+            self.errors[case.folder] = report["error"]
+            self.messages.append(f"{case.label}: {report['error']}")
+        elif "done" in report:
+            self.finished += 1
+            if report["done"] != "complete":
+                self.messages.append(f"{case.label}: a seed diverged; see runs/{case.folder}/summary.json")
+        self.changed(self)
 
 
 class Stopped(Exception):
@@ -102,10 +119,9 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
             worker.case = None
             return
         case = waiting.popleft()
-        board.running[case.label] = (0, case.config.experiment.rounds)
-        task = {"config": str(study.config_path(case)), "out": str(study.place(case)), "device": device}
-        worker.give(case, task | {"threads": threads})
-        board.changed(board)
+        task = {"config": case.config.to_toml(), "out": str(study.place(case)), "device": device, "threads": threads}
+        worker.give(case, task)
+        board.advance(case, 0)
 
     def hire(log: IO[bytes]) -> None:
         worker = _Worker(log, threads)
@@ -118,19 +134,10 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         case = worker.case
         assert case is not None
         if "progress" in report:
-            board.running[case.label] = (report["progress"], case.config.experiment.rounds)
-            board.changed(board)
+            board.advance(case, report["progress"])
             return
-        board.running.pop(case.label, None)
-        if "error" in report:
-            board.errors[case.folder] = report["error"]
-            board.messages.append(f"{case.label}: {report['error']}")
-        elif "done" in report:
-            board.finished += 1
-            if report["done"] != "complete":
-                board.messages.append(f"{case.label}: a seed diverged; see {study.place(case)}/summary.json")
         worker.case = None
-        board.changed(board)
+        board.settle(case, report)
         assign(worker)
 
     def bury(worker: _Worker, log: IO[bytes]) -> None:
@@ -142,7 +149,6 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         case = worker.case
         if case is None or stop:
             return
-        board.running.pop(case.label, None)
         deaths[case.folder] += 1
         cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if status == -signal.SIGKILL:
@@ -152,9 +158,7 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
             waiting.appendleft(case)
         else:
             line = f"its worker was {cause}, {MOST_DEATHS} times; run fewer at once (--workers) or a smaller case"
-            board.errors[case.folder] = line
-            board.messages.append(f"{case.label}: {line}")
-        board.changed(board)
+            board.settle(case, {"error": line})
         hire(log)
 
     try:

@@ -6,7 +6,7 @@ Does not know: methods.
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from otafl import registry
-from otafl.config import load_config
+from otafl.config import PAPER_PARAMS, load_config
 from otafl.errors import ConfigError
 from otafl.experiments.conduct import conduct
 from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need, sweep_of
@@ -23,6 +23,7 @@ from otafl.radio.link import inversion_threshold
 from otafl.report.runs import read_run
 from otafl.report.table1 import table1
 from otafl.result import Result
+from otafl.rundir import explained
 
 Read = Callable[[Need], Result]
 
@@ -63,27 +64,33 @@ def reproduce(
     files: list[Path] = []
     for figure in figures:
         begin = time.monotonic()
-        made = DRAW[figure](wanted[figure], read, out / "figures", quick)
+        with explained(out):
+            made = DRAW[figure](wanted[figure], read, out / "figures", quick)
         files += made
         print(f"{figure}: {', '.join(str(path) for path in made)} ({time.monotonic() - begin:.1f} s)", file=sys.stderr)
     return Drawn(tuple(files), status)
 
 
-def reduction(quick: bool) -> str:
-    """What was reduced, for titles and notes."""
-    return "reduced: 128 hidden units, 100 rounds, 2 seeds" if quick else "800 rounds, 5 seeds"
+def conditions(results: Iterable[Result]) -> str:
+    """What is to be known of some runs, for titles and notes."""
+    config = next(iter(results)).config
+    rounds, seeds = config.experiment.rounds, len(config.experiment.seeds)
+    hidden = getattr(config.model.spec, "hidden", ())
+    size = f"{', '.join(map(str, hidden))} hidden units, " if hidden else ""
+    reduced = "reduced: " if (rounds, seeds, hidden) != (800, 5, (1024,)) else ""
+    return f"{reduced}{size}{rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def _fig1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
     """The cell after 100 rounds of walking."""
     from otafl.report.figures import cell_map
-    from otafl.world.channel import trajectory
+    from otafl.world.channel import active_prob, trajectory
 
     config = load_config("nonstationary", {"experiment.rounds": 100, "experiment.seeds": [0]})
     mobility, gamma = config.mobility.spec, config.algorithm.spec.gamma
     world = trajectory(config.cell, mobility, config.pathloss.spec, config.fading.spec, 100, 0)
-    threshold = inversion_threshold(gamma, 814_090, config.radio.symbol_energy_j)
-    probability = config.fading.spec.exceed_prob(threshold**2 / world.mean_gain[-1])
+    threshold = inversion_threshold(gamma, PAPER_PARAMS, config.radio.symbol_energy_j)
+    probability = active_prob(world, config.fading.spec, threshold, -1)
     title = "Territories, paths of 100 rounds, and who is heard at γ = 1e-9"
     return [
         cell_map(config.cell.radius_m, world.positions_m, mobility.territory_m, probability, folder / "fig1.png", title)
@@ -96,7 +103,7 @@ def _fig2(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
     made = []
     for letter, regime in zip("abc", REGIMES, strict=True):
         curves = {need.label: read(need) for need in needs if need.regime == regime}
-        title = f"{_data(curves)}, {regime} devices\n{reduction(quick)}"
+        title = f"{_data(curves)}, {regime} devices\n{conditions(curves.values())}"
         path = folder / f"fig2{letter}.png"
         made.append(
             accuracy_over_rounds({label: curves[label] for label in FIG2}, path, title, bottom=40.0 if quick else 60.0)
@@ -108,7 +115,7 @@ def _fig3(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
     from otafl.report.figures import accuracy_over_gamma
 
     results = [read(need) for need in needs]
-    title = f"FedOAG on {results[0].config.data.name.upper()}, stationary\n{reduction(quick)}"
+    title = f"FedOAG on {results[0].config.data.name.upper()}, stationary\n{conditions(results)}"
     if quick:
         title += "; γ as for the paper's model"
     return [accuracy_over_gamma([float(need.label) for need in needs], results, folder / "fig3.png", title)]
@@ -137,7 +144,7 @@ def _fig5(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(GAMMAS)))
     styles = {f"γ = {need.label}": (matplotlib.colors.to_hex(c), "-") for need, c in zip(needs, shades, strict=True)}
     curves = {f"γ = {need.label}": read(need) for need in needs}
-    title = f"FedOAG on {_data(curves)}, stationary\n{reduction(quick)}"
+    title = f"FedOAG on {_data(curves)}, stationary\n{conditions(curves.values())}"
     return [accuracy_over_rounds(curves, folder / "fig5.png", title, styles=styles)]
 
 
@@ -152,7 +159,7 @@ def _ablation(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[
     from otafl.report.figures import accuracies
 
     rows = {need.label: read(need) for need in needs}
-    title = f"What each step adds: memory, tight scaling, held-back shares\n{reduction(quick)}"
+    title = f"What each step adds: memory, tight scaling, held-back shares\n{conditions(rows.values())}"
     return [accuracies({"": rows}, folder / "ablation.png", title)]
 
 
@@ -161,7 +168,7 @@ def _methods(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[P
 
     rows = {need.label: read(need) for need in needs}
     rows = dict(sorted(rows.items(), key=lambda item: -float(np.nanmean(item[1].metrics["test_accuracy"][:, -1]))))
-    title = f"{_data(rows)}, stationary, norms normalised\n{reduction(quick)}"
+    title = f"{_data(rows)}, stationary, norms normalised\n{conditions(rows.values())}"
     return [accuracies({"": rows}, folder / "methods.png", title)]
 
 
@@ -173,7 +180,7 @@ def _norms(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pat
         "normalised by FedOAG's handshake": {label: found[label] for label in NORMS},
         "clipped at a fixed bound (as published)": {label: found[f"{label}, clipped"] for label in NORMS},
     }
-    return [accuracies(groups, folder / "norms.png", f"How norms are bounded\n{reduction(quick)}")]
+    return [accuracies(groups, folder / "norms.png", f"How norms are bounded\n{conditions(found.values())}")]
 
 
 def _claims(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
@@ -181,7 +188,8 @@ def _claims(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pa
 
     results = {(need.regime, need.label): read(need) for need in needs if not need.label[0].isdigit()}
     gammas = {float(need.label): read(need) for need in needs if need.label[0].isdigit()}
-    note = f"Runs: {reduction(quick)}; hyper-parameters chosen on the validation set by one rule for all methods."
+    chosen = "hyper-parameters chosen on the validation set by one rule for all methods"
+    note = f"Runs: {conditions(results.values())}; {chosen}."
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "claims.md"
     path.write_text(as_markdown(claims(results, gammas), note), encoding="utf-8")

@@ -12,14 +12,13 @@ Does not know: who carries runs out.
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from otafl.errors import OtaflError, RunDirectoryError
 from otafl.experiments.sweep import Case, Sweep
+from otafl.rundir import explained, put
 
 COLUMNS = ("status", "test_accuracy", "test_loss", "validation_accuracy", "num_active", "wall_s", "directory", "error")
 
@@ -37,28 +36,14 @@ class Study:
 
     def prepare(self) -> None:
         """Make the folder, and write what it is for."""
-        try:
+        index = {
+            "name": self.sweep.name,
+            "axes": self.sweep.axes,
+            "runs": {case.folder: dict(case.axes) for case in self.sweep.cases},
+        }
+        with explained(self.folder):
             (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-            configs = self.folder / "configs"
-            configs.mkdir(exist_ok=True)
-            for case in self.sweep.cases:
-                path = configs / f"{case.folder}.toml"
-                if not path.exists():
-                    _replace(path, case.config.to_toml())
-            index = {
-                "name": self.sweep.name,
-                "axes": self.sweep.axes,
-                "runs": {case.folder: dict(case.axes) for case in self.sweep.cases},
-            }
-            _replace(self.folder / "sweep.json", json.dumps(index, indent=1) + "\n")
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{self.folder}: cannot be written ({error.strerror}); choose another folder with --out"
-            ) from error
-
-    def config_path(self, case: Case) -> Path:
-        """The resolved configuration of a case."""
-        return self.folder / "configs" / f"{case.folder}.toml"
+            put(self.folder / "sweep.json", (json.dumps(index, indent=1) + "\n").encode())
 
     def summary(self, case: Case) -> Mapping[str, Any] | None:
         """The summary of a finished run, or None."""
@@ -85,12 +70,8 @@ class Study:
             for index, seed in enumerate(case.config.experiment.seeds):
                 table.writerow([*where, seed, *self._cells(case, summary, index, errors.get(case.folder, ""))])
         path = self.folder / "table.csv"
-        try:
-            _replace(path, text.getvalue())
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{path}: cannot be written ({error.strerror}); the runs are kept: run the same command again"
-            ) from error
+        with explained(self.folder):
+            put(path, text.getvalue().encode())
         return path
 
     def _cells(self, case: Case, summary: Mapping[str, Any] | None, index: int, error: str) -> list[Any]:
@@ -107,22 +88,3 @@ class Study:
         values = [per_seed(name) for name in ("test_accuracy", "test_loss", "validation_accuracy")]
         status = "diverged" if diverged else "complete"
         return [status, *values, summary.get("num_active", ""), summary["wall_s"], directory, ""]
-
-
-def load_study(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Run directories of a sweep's folder and their places on the axes."""
-    try:
-        index = json.loads((folder / "sweep.json").read_bytes())
-        return {str(folder / "runs" / name): axes for name, axes in index["runs"].items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise OtaflError(f"{folder}: is not a sweep's folder (no sweep.json)") from error
-
-
-def _replace(path: Path, content: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -26,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from otafl import registry
-from otafl.errors import ConfigError, OtaflError, RunDirectoryError
+from otafl.config import as_toml
+from otafl.errors import ConfigError, OtaflError
 from otafl.experiments.conduct import conduct
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import Case, Sweep
+from otafl.rundir import explained, put
 
 DEFAULTS: dict[str, Any] = {
     "over": ["training.lr"],
@@ -75,13 +77,32 @@ def settings(sweep: Sweep, where: str) -> dict[str, Any]:
     chosen = {**DEFAULTS, **sweep.tune}
     if chosen["search"] not in SEARCHES:
         raise ConfigError(f"{where}: tune.search = {chosen['search']!r}: choose from {', '.join(SEARCHES)}")
+    for key in ("over", "seeds"):
+        if not isinstance(chosen[key], list) or not chosen[key]:
+            raise ConfigError(f"{where}: tune.{key} = {chosen[key]!r}: give a list")
     for axis in chosen["over"]:
         if axis not in sweep.axes:
             raise ConfigError(f"{where}: tune.over: {axis!r} is no axis{registry.nearest(str(axis), sweep.axes)}")
     for key in ("rounds", "trials"):
-        if not isinstance(chosen[key], int) or chosen[key] < 1:
+        if not isinstance(chosen[key], int) or isinstance(chosen[key], bool) or chosen[key] < 1:
             raise ConfigError(f"{where}: tune.{key} = {chosen[key]!r}: must be a whole number above 0")
+    reported = {seed for case in sweep.cases for seed in case.config.experiment.seeds}
+    shared = [seed for seed in chosen["seeds"] if seed in reported]
+    if shared:
+        raise ConfigError(
+            f"{where}: tune.seeds: {shared[0]!r} is also in experiment.seeds; choose on seeds of their own"
+        )
     return chosen
+
+
+Axes = tuple[tuple[str, Any], ...]
+"""Axes and their values."""
+
+
+def _split(case: Case, over: Sequence[str]) -> tuple[Axes, Axes]:
+    """A case's axes that are not searched, and those that are."""
+    items = case.axes.items()
+    return tuple(item for item in items if item[0] not in over), tuple(item for item in items if item[0] in over)
 
 
 def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:
@@ -130,9 +151,7 @@ def _evaluate(
             raise OtaflError(f"{study.place(case)}: has no validation accuracy; tuning needs a classification problem")
         mean = summary["validation_accuracy"]["mean"]
         diverged = bool(summary.get("diverged")) or mean is None or math.isnan(mean)
-        group = tuple((axis, value) for axis, value in case.axes.items() if axis not in chosen["over"])
-        values = tuple((axis, value) for axis, value in case.axes.items() if axis in chosen["over"])
-        points.append(Point(group, values, rounds, 0.0 if diverged else 100 * mean))
+        points.append(Point(*_split(case, chosen["over"]), rounds, 0.0 if diverged else 100 * mean))
     return points, outcome.status
 
 
@@ -155,15 +174,7 @@ def _halving(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[
         for group in {point.group for point in found}:
             ranked = sorted((p for p in found if p.group == group), key=lambda p: -p.score)
             kept |= {(p.group, p.values) for p in ranked[: max(1, math.ceil(len(ranked) / 3))]}
-        alive = [
-            case
-            for case in alive
-            if (
-                tuple((a, v) for a, v in case.axes.items() if a not in chosen["over"]),
-                tuple((a, v) for a, v in case.axes.items() if a in chosen["over"]),
-            )
-            in kept
-        ]
+        alive = [case for case in alive if _split(case, chosen["over"]) in kept]
     return points, status
 
 
@@ -178,7 +189,7 @@ def _optuna(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[s
     status = 0
     groups: dict[tuple[Any, ...], Case] = {}
     for case in sweep.cases:
-        groups.setdefault(tuple((a, v) for a, v in case.axes.items() if a not in chosen["over"]), case)
+        groups.setdefault(_split(case, chosen["over"])[0], case)
     for case in groups.values():
         axes = [axis for axis in chosen["over"] if axis in case.axes]
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
@@ -234,19 +245,11 @@ def write(tuned: Tuned, sweep: Sweep, folder: Path) -> tuple[Path, Path]:
         lines.append(f"# validation accuracy {point.score:.2f} % after {point.rounds} rounds")
         lines.append("[[override]]")
         if group:
-            lines.append(f"if = {{ {', '.join(f'{_quoted(a)} = {_quoted(v)}' for a, v in group)} }}")
-        lines.append(f"set = {{ {', '.join(f'{_quoted(a)} = {_quoted(v)}' for a, v in point.values)} }}")
+            lines.append(f"if = {{ {', '.join(f'{as_toml(a)} = {as_toml(v)}' for a, v in group)} }}")
+        lines.append(f"set = {{ {', '.join(f'{as_toml(a)} = {as_toml(v)}' for a, v in point.values)} }}")
         lines.append("")
     paths = folder / "tuning.csv", folder / "chosen.toml"
-    try:
-        paths[0].write_text(text.getvalue(), encoding="utf-8")
-        paths[1].write_text("\n".join(lines), encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(f"{folder}: cannot be written ({error.strerror}); the runs are kept") from error
+    with explained(folder):
+        put(paths[0], text.getvalue().encode())
+        put(paths[1], "\n".join(lines).encode())
     return paths
-
-
-def _quoted(value: Any) -> str:
-    from otafl.config import _toml
-
-    return _toml(value)

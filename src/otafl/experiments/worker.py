@@ -1,7 +1,7 @@
 """A worker process: takes runs from its standard input, one JSON line each, and tells on its output how they go.
 
-In:  {"config": path of a resolved configuration, "out": run directory, "device": "auto", "threads": 1}
-Out: {"progress": [rounds done, of how many]}, then {"done": status} or {"error": line} or {"stopped": round}
+In:  {"config": a resolved configuration as TOML, "out": run directory, "device": "auto", "threads": 1}
+Out: {"progress": rounds done}, then {"done": status} or {"error": line} or {"stopped": round}
 
 It dies with its parent (after a checkpoint), so that nobody has to look for it.
 
@@ -45,7 +45,7 @@ def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
     """Run one configuration; returns the last report."""
     import torch
 
-    from otafl.config import load_config
+    from otafl.config import Config
     from otafl.errors import OtaflError, RunBusyError
     from otafl.fold import Interrupted, run
     from otafl.registry import in_a_line
@@ -65,7 +65,8 @@ def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
     try:
         while True:
             try:
-                result = run(load_config(task["config"]), out=task["out"], device=task["device"], observer=observer)
+                config = Config.from_toml(task["config"])
+                result = run(config, out=task["out"], device=task["device"], observer=observer)
                 return {"done": result.status}
             except RunBusyError:  # a worker of a study that was killed may still be writing its last checkpoint
                 if time.monotonic() > patience:

@@ -21,6 +21,7 @@ from otafl.errors import ConfigError, OtaflError
 from otafl.experiments.local import Board, Stopped, caught_signals
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import Case
+from otafl.rundir import explained, put
 
 RETRIES = 3
 POLL_S = 0.5
@@ -67,7 +68,10 @@ def carry_out(
                 for reference in done:
                     _settle(ray, reference, waiting.pop(reference), study, board)
                 with contextlib.suppress(ray.exceptions.RayError):
-                    _show(ray.get(news.read.remote(), timeout=5), waiting, board)
+                    progress = ray.get(news.read.remote(), timeout=5)
+                    for case in waiting.values():
+                        if case.label in progress:
+                            board.advance(case, progress[case.label])
             if stop:
                 for reference in waiting:
                     ray.cancel(reference)  # an interrupt in the worker: it writes a checkpoint first
@@ -92,31 +96,19 @@ def _check_address(address: str | None) -> None:
 
 
 def _settle(ray: Any, reference: Any, case: Case, study: Study, board: Board) -> None:
-    board.running.pop(case.label, None)
     try:
         report = ray.get(reference)
     except ray.exceptions.RayError as error:
         report = {"error": f"its task failed: {str(error).strip().splitlines()[0]}"}
-    if "error" in report:
-        board.errors[case.folder] = report["error"]
-        board.messages.append(f"{case.label}: {report['error']}")
-    elif "done" in report:
-        place = study.place(case)
-        if report.get("files"):
-            place.mkdir(parents=True, exist_ok=True)
-            for name, content in report["files"].items():
-                (place / name).write_bytes(content)
-        board.finished += 1
-        if report["done"] != "complete":
-            board.messages.append(f"{case.label}: a seed diverged; see {place}/summary.json")
-    board.changed(board)
-
-
-def _show(progress: dict[str, int], waiting: dict[Any, Case], board: Board) -> None:
-    for case in waiting.values():
-        if case.label in progress:
-            board.running[case.label] = (progress[case.label], case.config.experiment.rounds)
-    board.changed(board)
+    place = study.place(case)
+    try:
+        with explained(place):
+            for name, content in report.get("files", {}).items():  # from a node that does not see the folder
+                place.mkdir(parents=True, exist_ok=True)
+                put(place / name, content)
+    except OtaflError as error:
+        report = {"error": str(error)}
+    board.settle(case, report)
 
 
 class _News:
@@ -145,10 +137,8 @@ def _task(
     path, token = Path(sight[0]), sight[1]
     shared = path.exists() and path.read_text() == token
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / "config.toml"
-        file.write_text(config, encoding="utf-8")
         out = Path(place) if shared else Path(scratch) / "run"
-        report = run_one({"config": str(file), "out": str(out), "device": device, "threads": threads}, tell)
+        report = run_one({"config": config, "out": str(out), "device": device, "threads": threads}, tell)
         if not shared and "done" in report:
             report["files"] = {name: (out / name).read_bytes() for name in RETURNED if (out / name).exists()}
     return report

@@ -5,8 +5,6 @@ Does not know: results.
 """
 
 import ast
-import importlib.util
-from pathlib import Path
 
 from otafl import registry
 from otafl.errors import PluginError
@@ -33,19 +31,13 @@ NOTES = {
 def declared(name: str) -> Knowledge:
     """What a method declares; for built-in ones read from the source, so that no tensor library is loaded."""
     if name in registry.BUILTIN["algorithms"]:
-        module, cls = registry.BUILTIN["algorithms"][name].split(":")
-        spec = importlib.util.find_spec(module)
-        assert spec is not None
-        assert spec.origin is not None
-        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and node.name == cls:
-                for line in node.body:
-                    if isinstance(line, ast.AnnAssign) and line.value and ast.unparse(line.target) == "knowledge":
-                        code = compile(ast.Expression(line.value), module, "eval")
-                        knowledge = eval(code, {"Knowledge": Knowledge})  # of our own source
-                        assert isinstance(knowledge, Knowledge)
-                        return knowledge
-        raise LookupError(f"{module}:{cls} declares no knowledge")
+        for line in registry.source("algorithms", name).body:
+            if isinstance(line, ast.AnnAssign) and line.value and ast.unparse(line.target) == "knowledge":
+                code = compile(ast.Expression(line.value), name, "eval")
+                knowledge = eval(code, {"Knowledge": Knowledge})  # of our own source
+                assert isinstance(knowledge, Knowledge)
+                return knowledge
+        raise LookupError(f"algorithm {name} declares no knowledge")
     knowledge = getattr(registry.lookup("algorithms", name), "knowledge", None)
     if not isinstance(knowledge, Knowledge):
         raise PluginError(f"algorithm {name}: declares no knowledge")
