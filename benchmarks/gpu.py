@@ -21,6 +21,7 @@ from otafl.fold import run
 from otafl.simulation import Simulation
 
 GAMMAS = (1e-10, 3e-10, 5e-10, 8e-10, 1e-9, 1.5e-9, 2e-9, 3e-9, 5e-9)
+MEMORYLESS = ("vanilla", "sca", "bb-interior", "bb-alternative", "opc", "lcpc", "air-feel")
 ROUND_FLOP = 39.1e9  # of pre-activation-space training, one seed and round of the paper's workload
 MODEL_BYTES = 814_090 * 4
 
@@ -122,6 +123,9 @@ def methods(table: Table, rates: dict[str, float]) -> None:
             table.add(f"{algorithm}, {precision}: batches already drawn", again, "s")
             table.add(f"{algorithm}, {precision}: fraction of the floor", 800 * floor / again, "")
             table.add(f"{algorithm}, {precision}: ratio to the plain loop", plain * 4000 / again, "x")
+    for algorithm in MEMORYLESS:
+        timed(algorithm, "tf32", 20)
+        table.add(f"{algorithm}, tf32, 800 rounds x 5 seeds", timed(algorithm, "tf32", 800)[1], "s")
 
 
 def paper_set(table: Table) -> None:

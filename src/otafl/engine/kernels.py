@@ -30,6 +30,7 @@ BATCHES = (16, 32, 64)
 MOST_CLASSES = 64
 SPAN = 4096  # parameters of a program that goes through models
 NORM_BLOCKS = 32  # programs per model in a norm
+TILE = 64  # images of a program in a norm of factored updates
 
 
 def suits(objective: Objective, head: Head, batch: int, z: Tensor) -> bool:
@@ -108,6 +109,18 @@ def _gather_into(
         features, images, turned if inputs is None else inputs, turned, features if scales is None else scales,
         num_images, size, each, IMAGES=32, SPAN=64, STRAIGHT=inputs is not None, SCALED=scales is not None,
     )  # fmt: skip
+
+
+def factored_squares(gram: Tensor, slopes: Tensor, bias: bool, tf32: bool) -> Tensor:
+    """⟨K, G Gᵀ⟩ = ‖(Gᵀ X, Gᵀ 1)‖² of each row, float64 [R], from X Xᵀ [R, r, r] and G [R, r, H]."""
+    num_rows, num_images, hidden = slopes.shape
+    tiles = triton.cdiv(num_images, TILE)
+    parts = torch.empty((num_rows, tiles, tiles), dtype=torch.float64, device=slopes.device)
+    device.factored_squares[(num_rows, tiles, tiles)](
+        gram, slopes, parts, num_images, hidden, float(bias),
+        TILE=TILE, SPAN=32, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
+    )  # fmt: skip
+    return parts.sum((1, 2))
 
 
 def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Stack a device's mini-batches of the round as X [r, n], with Z = X W₁ᵀ + b�
 is η times the loss gradient at the pre-activations of batch j, SGD on W₁ and b₁ changes the pre-activations of
 batch k by −Σ_{j<k} K[k, j] G_j. So the s steps run on small matrices, and at the end
 
-    W₁ −= Gᵀ X,   b₁ −= Gᵀ 1,   ‖(ΔW₁, Δb₁)‖² = ⟨K G, G⟩
+    W₁ −= Gᵀ X,   b₁ −= Gᵀ 1,   ‖(ΔW₁, Δb₁)‖² = ⟨K G, G⟩ = ⟨K, G Gᵀ⟩
 
 With one batch per round X is that batch, K acts on it in every step, and G is the sum over the steps. Devices
 that start from one shared model need no weights of their own: their updates stay factored as (G, X).
@@ -86,7 +86,8 @@ class PreactivationEngine:
         seeds = rows.index // rows.num_devices
         rests, biases = rest[seeds], None if bias is None else bias[seeds]
 
-        for start, stop in _chunks(work, len(rows)):
+        chunks, gram = _chunks(work, len(rows)), None
+        for start, stop in chunks:
             inputs = _inputs(work, rows.index[start:stop])
             z = scratch("z", slopes[start:stop].shape, slopes)
             for seeds_here, part in _equal_parts(rows, start, stop):
@@ -94,8 +95,8 @@ class PreactivationEngine:
                 left = inputs[part].view(*each, head.inputs)
                 torch.bmm(left, weight[seeds_here].transpose(1, 2), out=z[part].view(*each, head.outputs))
             mine = None if biases is None else biases[start:stop]
-            descend(work, rows.index[start:stop], inputs, z, mine, rests[start:stop], slopes[start:stop])
-        updates = FactoredUpdates(work, slopes, rests)
+            gram = descend(work, rows.index[start:stop], inputs, z, mine, rests[start:stop], slopes[start:stop])
+        updates = FactoredUpdates(work, slopes, rests, gram if len(chunks) == 1 else None)
         self._lent = weakref.ref(updates)
         return updates
 
@@ -113,9 +114,9 @@ class PreactivationEngine:
 class FactoredUpdates(Updates):
     """Updates of devices that started from one model, kept as (G, X) and the later layers' end points."""
 
-    def __init__(self, work: LocalWork, slopes: Tensor, rests: Tensor) -> None:
-        """G [N, r, H] and later layers [N, P_rest] of the rows that trained."""
-        self._work, self._slopes, self._rests = work, slopes, rests
+    def __init__(self, work: LocalWork, slopes: Tensor, rests: Tensor, gram: Tensor | None) -> None:
+        """G [N, r, H], later layers [N, P_rest] and, on a GPU where it is there, X Xᵀ [N, r, r] of the trained rows."""
+        self._work, self._slopes, self._rests, self._gram = work, slopes, rests, gram
         self._head = head_of(work.objective)
         self._position = torch.full((work.batches.shape[:2].numel(),), -1, device=slopes.device)
         self._position[work.rows.index] = torch.arange(len(work.rows), device=slopes.device)
@@ -148,10 +149,13 @@ class FactoredUpdates(Updates):
         mask[rows.index] = True
         return rows_of((mask & (self._position >= 0)).view(-1, rows.num_devices))
 
+    def _places(self, rows: Rows, start: int, stop: int) -> Tensor | slice:
+        """Where the factors of some trained rows are."""
+        return slice(start, stop) if rows is self._work.rows else self._position[rows.index[start:stop]]
+
     def _factors(self, rows: Rows, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, G [R, r, H] and the change of the later layers [R, P_rest] of some trained rows."""
-        index = rows.index[start:stop]
-        mine = slice(start, stop) if rows is self._work.rows else self._position[index]
+        index, mine = rows.index[start:stop], self._places(rows, start, stop)
         rest_start = self._head.split(self._work.start)[2][index // rows.num_devices]
         return index, self._slopes[mine], self._rests[mine] - rest_start
 
@@ -163,9 +167,13 @@ class FactoredUpdates(Updates):
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
                 index, slopes, rest = self._factors(rows, start, stop)
-                inputs = _inputs(self._work, index)
-                (gram,) = gram_strips(inputs, inputs.shape[1], self._head.bias)
-                first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
+                if self._gram is not None:
+                    gram, tf32 = self._gram[self._places(rows, start, stop)], self._work.objective.tf32
+                    first = kernels.factored_squares(gram, slopes, self._head.bias, tf32)
+                else:
+                    inputs = _inputs(self._work, index)
+                    (gram,) = gram_strips(inputs, inputs.shape[1], self._head.bias)
+                    first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
                 later = torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
                 squares[index] = first + later
         norms = squares.clamp_(min=0).sqrt_().view(who.shape)

@@ -56,10 +56,10 @@ def descend(
     bias: Tensor | None,
     rest: Tensor,
     slopes: Tensor,
-) -> None:
+) -> Tensor | None:
     """The s steps of some rows, from X W₁ᵀ [R, r, H] to G [R, r, H].
 
-    First bias [R, 1, H] and later layers [R, P_rest] learn in place.
+    First bias [R, 1, H] and later layers [R, P_rest] learn in place. Returns X Xᵀ [R, r, r] where a kernel needed it.
     """
     head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
     batch, images = work.batches.shape[3], images_of(work, index)
@@ -69,7 +69,7 @@ def descend(
         scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
         mask = None if work.mask is None else work.mask.flatten()[index]
         kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32=work.objective.tf32)
-        return
+        return gram
     work.need_rows()
     if _by_hand(work.objective):
         step = _chain_step(work, rest, (len(z), batch, head.outputs))
@@ -90,7 +90,7 @@ def descend(
                 z.baddbmm_(strip, slope, alpha=-1)
         if bias is not None:
             bias -= slopes.sum(1, keepdim=True)
-        return
+        return None
     by_step = scratch("z by step", (work.steps, len(z), batch, head.outputs), z)  # each step's in one piece
     turned = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
     if bias is None:
@@ -106,6 +106,7 @@ def descend(
         step(by_step[k], targets[:, now], slopes[:, now])
     if bias is not None:
         bias -= slopes.sum(1, keepdim=True)
+    return None
 
 
 def gram_strips(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:

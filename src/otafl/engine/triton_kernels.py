@@ -157,6 +157,38 @@ def squares(
 
 
 @triton.jit
+def factored_squares(
+    gram,
+    slopes,
+    parts,
+    num_images,
+    hidden,
+    ones,
+    TILE: tl.constexpr,
+    SPAN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One tile's share of ⟨K, G Gᵀ⟩ of one row; both are symmetric, so that tiles above the diagonal do nothing."""
+    row = tl.program_id(0).to(tl.int64)
+    i, j, tiles = tl.program_id(1), tl.program_id(2), tl.num_programs(1)
+    left, right, unit = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE), tl.arange(0, SPAN)
+    share = tl.zeros((TILE, TILE), dtype=tl.float32)
+    if j <= i:
+        slopes += row * num_images * hidden
+        for start in range(0, hidden, SPAN):
+            inside = (start + unit < hidden)[None, :]
+            at = start + unit[None, :]
+            one = tl.load(slopes + left[:, None] * hidden + at, mask=inside & (left < num_images)[:, None], other=0.0)
+            two = tl.load(slopes + right[:, None] * hidden + at, mask=inside & (right < num_images)[:, None], other=0.0)
+            share += tl.dot(one, tl.trans(two), input_precision=PRECISION)
+        at = gram + (row * num_images + left[:, None]) * num_images + right[None, :]
+        inside = (left < num_images)[:, None] & (right < num_images)[None, :]
+        share *= tl.load(at, mask=inside, other=0.0) + ones
+    total = tl.sum(tl.sum(share.to(tl.float64), axis=1), axis=0)
+    tl.store(parts + (row * tiles + i) * tiles + j, tl.where(j < i, 2.0, 1.0) * total)
+
+
+@triton.jit
 def weighted_sum(
     end,
     pool,
