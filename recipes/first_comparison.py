@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import otafl
-from otafl.cli import Progress
 from otafl.config import load_config
 from otafl.report.figures import LABELS, accuracy_over_rounds
 from otafl.report.statistics import estimate, last_accuracy, paired_difference
+from otafl.terminal import Progress
 from otafl.world.files import MNIST_FILES
 
 OUT = Path("results") / "first-comparison"

@@ -28,7 +28,7 @@ ROOMS = [
     ["fold"],
     ["report", "theory"],
     ["experiments"],
-    ["integrations"],
+    ["integrations", "terminal"],
     ["cli"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

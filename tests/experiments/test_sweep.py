@@ -232,14 +232,18 @@ def test_a_sweep_killed_ten_times_ends_as_an_undisturbed_one(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(executor: str, tmp_path: Path) -> None:
+    if executor == "ray":
+        pytest.importorskip("ray")
     keys = SMALL | {"experiment.rounds": 20_000, "experiment.eval_every": 20_000}
     lines = "\n".join(f'"{key}" = {as_toml(value)}' for key, value in keys.items())
     (tmp_path / "sweep.toml").write_text(KILLED.format(keys=lines))
     command = [sys.executable, "-m", "otafl.cli", "sweep", "sweep.toml", "--device", "cpu", "--workers", "1"]
+    command += ["--executor", executor]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     runs = tmp_path / "sweeps" / "sweep" / "runs"
-    for _ in range(300):
+    for _ in range(900):
         if list(runs.glob("*/metrics.csv")):
             break
         time.sleep(0.1)

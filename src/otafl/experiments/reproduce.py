@@ -21,6 +21,7 @@ from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need,
 from otafl.experiments.study import Study
 from otafl.radio.link import inversion_threshold
 from otafl.report.runs import read_run
+from otafl.report.statistics import estimate, last_accuracy
 from otafl.report.table1 import table1
 from otafl.result import Result
 from otafl.rundir import explained
@@ -77,7 +78,7 @@ def conditions(results: Iterable[Result]) -> str:
     rounds, seeds = config.experiment.rounds, len(config.experiment.seeds)
     hidden = getattr(config.model.spec, "hidden", ())
     size = f"{', '.join(map(str, hidden))} hidden units, " if hidden else ""
-    reduced = "reduced: " if (rounds, seeds, hidden) != (800, 5, (1024,)) else ""
+    reduced = "reduced: " if rounds < 800 or seeds < 5 or hidden != (1024,) else ""
     return f"{reduced}{size}{rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
 
 
@@ -167,7 +168,7 @@ def _methods(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[P
     from otafl.report.figures import accuracies
 
     rows = {need.label: read(need) for need in needs}
-    rows = dict(sorted(rows.items(), key=lambda item: -float(np.nanmean(item[1].metrics["test_accuracy"][:, -1]))))
+    rows = dict(sorted(rows.items(), key=lambda item: -estimate(last_accuracy(item[1])).mean))
     title = f"{_data(rows)}, stationary, norms normalised\n{conditions(rows.values())}"
     return [accuracies({"": rows}, folder / "methods.png", title)]
 
