@@ -255,8 +255,10 @@ def theory(
         str | None, typer.Argument(metavar="[RUN]", help="A finished run of it, to be shown beside.")
     ] = None,
     overrides: Overrides = None,
+    out: Annotated[str, typer.Option(metavar="FILE", help="The figure that a run gets.")] = "theory.png",
 ) -> None:
     """What the paper's analysis says about a configuration, term by term, and beside it what a run measured."""
+    _check_out(out)
     from otafl.config import load_config
 
     chosen = load_config(config, _parsed(overrides))
@@ -276,6 +278,12 @@ def theory(
         print(f"{symbol:<16} {value:>10}  {text}")
     for warning in found.warnings:
         print(f"otafl: {warning}", file=sys.stderr)
+    if result is not None:
+        from otafl.report.theory import beside_bounds
+        from otafl.rundir import explained
+
+        with explained(Path(out).parent):
+            print(f"figure {beside_bounds(found, result, Path(out))}")
 
 
 def _check_out(out: str | None) -> None:
@@ -333,7 +341,9 @@ def _list_algorithms() -> None:
 def reproduce(
     what: Annotated[
         list[str],
-        typer.Argument(metavar="WHAT...", help="fig1 … fig5, table1, claims, ablation, methods, norms, or all."),
+        typer.Argument(
+            metavar="WHAT...", help="fig1 … fig5, table1, claims, ablation, methods, norms, tradeoff, or all."
+        ),
     ],
     overrides: Overrides = None,
     quick: Annotated[

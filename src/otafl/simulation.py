@@ -206,13 +206,13 @@ class Simulation:
         mean: Tensor = state.params if local is None else local.mean(1)
         return mean
 
-    def uplink_probability(self) -> NDArray[np.float64] | None:
-        """p_i^t of the first seed, [T, M], where the method has one threshold γ for all; else None."""
+    def uplink_probability(self, place: int = 0) -> NDArray[np.float64] | None:
+        """p_i^t of the seed in this place, [T, M], where the method has one threshold γ for all; else None."""
         gamma = getattr(self.algorithm, "gamma", None)
         if gamma is None:
             return None
         threshold = inversion_threshold(gamma, self.problem.num_params, self.problem.symbol_energy_j)
-        return active_prob(self.worlds[0], self.config.fading.spec, threshold, slice(None))
+        return active_prob(self.worlds[place], self.config.fading.spec, threshold, slice(None))
 
     @property
     def _who(self) -> str:

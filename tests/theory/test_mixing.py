@@ -9,7 +9,9 @@ from otafl.theory.mixing import (
     expected_mixing,
     expected_mixing_by_enumeration,
     mixing_matrix,
+    sampled_mixing,
     spectral_gap,
+    uniform_gap,
 )
 from tests.power.test_sca import PAPER_REACH
 
@@ -34,13 +36,7 @@ def test_mean_and_gap_by_monte_carlo() -> None:
     """Unequal probabilities, 30 devices; 5 standard errors per entry."""
     rng, count = np.random.default_rng(0), 20_000
     p = rng.uniform(0.05, 0.95, 30)
-    total, squares = np.zeros((30, 30)), np.zeros((30, 30))
-    for _ in range(count):
-        w = mixing_matrix(rng.random(30) < p)
-        total += w
-        squares += w**2
-    mean = total / count
-    error = np.sqrt(np.maximum(squares / count - mean**2, 0) / count)
+    mean, error = sampled_mixing(rng.random((count, 30)) < p)
     exact = expected_mixing(p)
     assert (np.abs(mean - exact) <= 5 * error + 1e-12).all()
     assert spectral_gap(p) == pytest.approx(1 - np.linalg.eigvalsh(exact)[-2], rel=1e-9)
@@ -49,8 +45,9 @@ def test_mean_and_gap_by_monte_carlo() -> None:
 def test_equal_probabilities_have_a_closed_form() -> None:
     """M = (1 − a) I + a 11ᵀ/m, so 1 − ρ = m M_12 with M_12 = E[(|A| − 1)₊]/(m (m − 1))."""
     for m, p in ((2, 0.5), (5, 0.3), (40, 0.02), (10, 1.0)):
-        mean_excess = m * p - (1 - (1 - p) ** m)  # E|A| − P(A not empty)
-        assert spectral_gap(np.full(m, p)) == pytest.approx(mean_excess / (m - 1), rel=1e-9)
+        assert spectral_gap(np.full(m, p)) == pytest.approx(uniform_gap(m, p), rel=1e-9)
+    assert uniform_gap(2, 0.5) == pytest.approx(0.25)  # M_12 = P(both)/2, and the gap is 2 M_12
+    assert uniform_gap(10, 1.0) == 1  # ρ = 0: FedAvg with receiver noise
 
 
 @pytest.mark.parametrize(("gamma", "gap"), [(3e-10, 0.240), (5e-10, 0.0192), (1e-9, 1.5e-7)])

@@ -17,7 +17,7 @@ from otafl.experiments.sweep import Case, Sweep
 REGIMES = ("stationary", "nonstationary", "mixed")
 GAMMAS = (1e-10, 2e-10, 3e-10, 5e-10, 1e-9, 2e-9, 3e-9, 5e-9, 1e-8)
 QUICK_KEYS: dict[str, Any] = {"experiment.rounds": 100, "experiment.seeds": [0, 1], "model.hidden": [128]}
-FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5", "table1", "ablation", "methods", "norms", "claims")
+FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5", "table1", "ablation", "methods", "norms", "tradeoff", "claims")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def needs(figure: str, quick: bool) -> list[Need]:
     match figure:
         case "fig2":
             return of(FIG2, REGIMES)
-        case "fig3" | "fig5":
+        case "fig3" | "fig5" | "tradeoff":
             fedoag = METHODS["FedOAG"]
             return [
                 Need(figure, f"{gamma:g}", "stationary", config_of(fedoag, "stationary", quick, {"gamma": gamma}))
@@ -125,15 +125,18 @@ def sweep_of(
     figures: list[str], quick: bool, overrides: Mapping[str, Any] | None = None
 ) -> tuple[Sweep, dict[str, list[Need]]]:
     """One sweep of all runs that some figures need, and per figure its needs; `overrides` change every run."""
-    wanted = {figure: needs(figure, quick) for figure in figures}
+    every = {figure: needs(figure, quick) for figure in FIGURES}
     if overrides:
-        wanted = {
+        every = {
             figure: [replace(need, config=need.config.replace(overrides)) for need in found]
-            for figure, found in wanted.items()
+            for figure, found in every.items()
         }
-    cases: dict[str, Case] = {}
-    for need in (need for found in wanted.values() for need in found):
-        cases.setdefault(need.config.digest, Case({"regime": need.regime, "run": need.label}, need.config))
+    named: dict[str, Case] = {}  # a run has one name, whichever figures ask for it
+    for need in (need for found in every.values() for need in found):
+        named.setdefault(need.config.digest, Case({"regime": need.regime, "run": need.label}, need.config))
+    wanted = {figure: every[figure] for figure in figures}
+    asked = {need.config.digest for found in wanted.values() for need in found}
+    cases = {digest: case for digest, case in named.items() if digest in asked}
     axes = {
         "regime": list(dict.fromkeys(case.axes["regime"] for case in cases.values())),
         "run": list(dict.fromkeys(case.axes["run"] for case in cases.values())),

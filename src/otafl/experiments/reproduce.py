@@ -184,6 +184,34 @@ def _norms(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pat
     return [accuracies(groups, folder / "norms.png", f"How norms are bounded\n{conditions(found.values())}")]
 
 
+def _tradeoff(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
+    """γ as Theorem 1 sees it, term D ∝ 1/(cγ)² and B ∝ ρ/(1 − √ρ)², beside the measured accuracy."""
+    from otafl.report.theory import gamma_tradeoff
+    from otafl.theory.bounds import gamma_factors
+    from otafl.world.channel import active_prob, trajectory
+
+    results = [read(need) for need in needs]
+    config = results[0].config
+    energy = config.radio.symbol_energy_j
+    worlds = [
+        trajectory(config.cell, config.mobility.spec, config.pathloss.spec, config.fading.spec, 1, seed)
+        for seed in config.experiment.seeds
+    ]
+    fine = np.geomspace(min(GAMMAS), max(GAMMAS), 81)
+    found = np.empty((len(worlds), len(fine), 2))
+    for i, world in enumerate(worlds):
+        for j, gamma in enumerate(fine):  # of the paper's model: a smaller one has the same threshold at its own γ
+            threshold = inversion_threshold(gamma, PAPER_PARAMS, energy)
+            found[i, j] = gamma_factors(active_prob(world, config.fading.spec, threshold, 0), gamma)
+    with np.errstate(divide="ignore"):
+        terms = np.exp(np.log(found).mean(0))  # geometric mean over the seeds' worlds
+    accuracy = [estimate(last_accuracy(result)) for result in results]
+    title = f"FedOAG on {config.data.name.upper()}, stationary\n{conditions(results)}"
+    named = {"(D), receiver noise": terms[:, 0], "(B), consensus": terms[:, 1]}
+    gammas = [float(need.label) for need in needs]
+    return [gamma_tradeoff(gammas, accuracy, fine, named, folder / "tradeoff.png", title)]
+
+
 def _claims(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
     from otafl.report.claims import as_markdown, claims
 
@@ -211,5 +239,6 @@ DRAW: dict[str, Callable[[list[Need], Read, Path, bool], list[Path]]] = {
     "ablation": _ablation,
     "methods": _methods,
     "norms": _norms,
+    "tradeoff": _tradeoff,
     "claims": _claims,
 }

@@ -62,8 +62,10 @@ Styles = Mapping[str, tuple[str, str]]
 
 
 @contextmanager
-def drawing(width: float = 6.4, height: float = 4.0) -> Iterator[tuple["Figure", Any]]:
-    """A figure and its axes in the library's style, closed at the end."""
+def drawing(
+    width: float = 6.4, height: float = 4.0, columns: int = 1, lines: int = 1
+) -> Iterator[tuple["Figure", Any]]:
+    """A figure and its axes in the library's style, closed at the end; panels in a column share their x axis."""
     try:
         import matplotlib
 
@@ -73,7 +75,7 @@ def drawing(width: float = 6.4, height: float = 4.0) -> Iterator[tuple["Figure",
         raise OtaflError("figures need matplotlib: pip install 'otafl[plot]'") from error
     style: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
     with plt.rc_context(style):
-        figure, axes = plt.subplots(figsize=(width, height), layout="constrained")
+        figure, axes = plt.subplots(lines, columns, figsize=(width, height), layout="constrained", sharex="col")
         try:
             yield figure, axes
         finally:

@@ -31,12 +31,18 @@ MEASURED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Account:
-    """Rows of (quantity, value, what it is), and warnings."""
+    """Rows of (quantity, value, what it is), warnings, and what a figure needs."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    staleness: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    """Expected staleness after each round, mean over devices."""
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Column of a run to what the analysis says of its mean at η_0."""
+    applies: bool = False
+    """Whether Theorem 1 allows η_0."""
 
     def add(self, symbol: str, value: float | str, text: str) -> None:
         """One more row."""
@@ -79,13 +85,24 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
     )
     try:
         _bounds(report, k, len(prob))
+        grad_sq = _measured(result, "mean_grad_norm_sq")
+        if grad_sq is not None:
+            report.bounds["consensus"] = bounds.consensus_error(k, grad_sq)
+            report.add("consensus", report.bounds["consensus"], "Lemma 6 at η_0 and the run's mean ‖∇F(x̄)‖²")
     except (ZeroDivisionError, OverflowError):  # c or 1 − ρ is 0 to machine precision
         report.add("sum", "∞", "bound on the mean of E‖∇F(x̄)‖²: a device is never heard, and nothing is said of it")
     if result is not None:
         for column, text in MEASURED.items():
-            known = column in result.metrics and not np.isnan(result.metrics[column]).all()
-            report.add("measured", float(np.nanmean(result.metrics[column])) if known else "–", text)
+            value = _measured(result, column)
+            report.add("measured", "–" if value is None else value, text)
     return report
+
+
+def _measured(result: Result | None, column: str) -> float | None:
+    """A run's mean of a column, where it has it."""
+    if result is None or column not in result.metrics or np.isnan(result.metrics[column]).all():
+        return None
+    return float(np.nanmean(result.metrics[column]))
 
 
 def _who_is_heard(report: Account, prob: NDArray[np.float64]) -> float:
@@ -95,6 +112,9 @@ def _who_is_heard(report: Account, prob: NDArray[np.float64]) -> float:
     looked = np.unique(np.linspace(0, rounds - 1, MOST_ROUNDS).astype(int)) if moves else np.array([0])
     gap, least = min(mixing.spectral_gap(prob[r]) for r in looked), float(prob.min())
     first, second = staleness.moments(prob)
+    report.staleness = first[1:].mean(1)
+    if least > 0:
+        report.bounds["staleness_mean"] = 1 / least
     never = staleness.never_heard(prob)
     report.add("c", least, "least uplink probability p_i^t of any device and round")
     report.add("E|A|", float(prob.sum(1).mean()), f"expected active devices of {m}, mean over rounds")
@@ -126,6 +146,7 @@ def _bounds(report: Account, k: bounds.Constants, rounds: int) -> None:
         largest = f"at the largest η allowed {allowed[letter]:.3g}"
         report.add(f"({letter})", terms[letter], f"of Theorem 1, {text}, at η_0; {largest}")
     largest = f"at the largest η {sum(allowed.values()):.3g}"
+    report.bounds["mean_grad_norm_sq"], report.applies = sum(terms.values()), k.lr <= most["theorem"]
     report.add("sum", sum(terms.values()), f"bound on the mean of E‖∇F(x̄)‖²; {largest}")
     report.add("T ≥", needed, "rounds that Corollary 1 needs, mended")
     if k.lr > most["theorem"]:

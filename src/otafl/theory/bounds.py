@@ -15,6 +15,11 @@ Does not know: where they come from.
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from otafl.theory.mixing import spectral_gap
+
 
 @dataclass(frozen=True)
 class Constants:
@@ -130,6 +135,14 @@ def theorem(k: Constants, num_rounds: int, mended: bool = True) -> dict[str, flo
         "C": 36 * eta * s * smooth * _drift(k, mended) * (k.gradient_var + k.dissimilarity),
         "D": noise / ((k.least_prob * k.gamma) ** 2 * k.num_devices),
     }
+
+
+def gamma_factors(prob: NDArray[np.float64], gamma: float) -> tuple[float, float]:
+    """How γ enters Theorem 1's terms D and B: 1/(cγ)² and ρ/(1 − √ρ)²; infinite where a device is never heard."""
+    gap, least = spectral_gap(prob), float(prob.min())
+    noise = 1 / (least * gamma) ** 2 if least * gamma > 1e-150 else math.inf
+    rho = max(0.0, 1 - gap)
+    return noise, rho * ((1 + math.sqrt(rho)) / gap) ** 2 if gap > 0 else math.inf
 
 
 def corollary_lr(num_devices: int, local_steps: int, smoothness: float, num_rounds: int) -> float:

@@ -51,6 +51,25 @@ def expected_mixing_by_enumeration(prob: Array) -> Array:
     return total
 
 
+def sampled_mixing(active: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Mean of W over active sets [K, M], however these depend on each other, and its standard error if they do not."""
+    total, squares = np.zeros((2, active.shape[1], active.shape[1]))
+    for chosen in active:
+        matrix = mixing_matrix(chosen)
+        total += matrix
+        squares += matrix**2
+    mean = total / len(active)
+    return mean, np.sqrt(np.maximum(squares / len(active) - mean**2, 0) / len(active))
+
+
+def uniform_gap(num_devices: int, prob: float) -> float:
+    """1 − ρ where everybody is heard with the same probability: E[(|A| − 1)₊]/(m − 1); 1 for p = 1."""
+    if num_devices < 2 or prob >= 1:
+        return 1.0
+    empty = np.exp(num_devices * np.log1p(-prob))
+    return float((num_devices * prob - (1 - empty)) / (num_devices - 1))
+
+
 def spectral_gap(prob: Array) -> float:
     """1 − ρ for independent activations, with relative accuracy also where it is tiny; 1 for a single device."""
     if len(prob) < 2:
