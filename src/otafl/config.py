@@ -283,7 +283,21 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
             built[section] = Choice(name, _validate(section, cls, keys, also=PARTITION_KEYS | {"name"}))
         else:
             built[section] = Choice(name, _validate(section, cls, keys, also=frozenset({"name"})))
+    _check_one_world(built)
     return Config(**built)
+
+
+def _check_one_world(built: Mapping[str, Any]) -> None:
+    """Refuse two values of what is one thing, where fading follows motion."""
+    fading = built["fading"].spec
+    if getattr(fading, "memory", None) != "clarke":
+        return
+    for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):
+        mine, other = getattr(fading, key), getattr(built[section].spec, key, None)
+        if other is not None and other != mine:
+            raise ConfigError(
+                f"fading.{key} = {mine:g}, but {section}.{key} = {other:g}: they are one; make them agree"
+            )
 
 
 def _chosen_class(section: str, name: str) -> type:

@@ -48,6 +48,12 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "fading": {
         "rayleigh": "otafl.world.fading:Rayleigh",
+        "rician": "otafl.world.fading:Rician",
+        "nakagami": "otafl.world.fading:Nakagami",
+        "weibull": "otafl.world.fading:Weibull",
+        "double-rayleigh": "otafl.world.fading:DoubleRayleigh",
+        "log-normal": "otafl.world.fading:LogNormal",
+        "suzuki": "otafl.world.fading:Suzuki",
         "none": "otafl.world.fading:NoFading",
     },
     "mobility": {
@@ -62,6 +68,10 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "pathloss": {
         "log-distance": "otafl.world.pathloss:LogDistance",
+        "free-space": "otafl.world.pathloss:FreeSpace",
+        "uma": "otafl.world.tr38901:UMa",
+        "umi": "otafl.world.tr38901:UMi",
+        "rma": "otafl.world.tr38901:RMa",
     },
 }
 _registered: dict[str, dict[str, type]] = {kind: {} for kind in BUILTIN}

@@ -6,6 +6,8 @@ Does not know: what the quantities are used for.
 
 import math
 
+SPEED_OF_LIGHT_MPS = 299_792_458.0
+
 
 def db_to_linear(db: float) -> float:
     """Power ratio of a value in dB; −inf dB is 0."""

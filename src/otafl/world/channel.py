@@ -53,8 +53,11 @@ def trajectory(
     )
     _check("mobility", mobility, positions_m, (*shape, 2))
     distance_m = np.hypot(positions_m[..., 0], positions_m[..., 1])
+    in_place = getattr(pathloss, "gains", None)
     mean_gain = guarded(
-        f"pathloss {type(pathloss).__name__}: mean_gain", pathloss, lambda: pathloss.mean_gain(distance_m)
+        f"pathloss {type(pathloss).__name__}: {'mean_gain' if in_place is None else 'gains'}",
+        pathloss,
+        lambda: pathloss.mean_gain(distance_m) if in_place is None else in_place(positions_m, streams),
     )
     _check("pathloss", pathloss, mean_gain, shape)
     if not (mean_gain > 0).all():

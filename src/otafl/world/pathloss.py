@@ -1,29 +1,58 @@
-"""Mean channel gain over distance.
+"""Mean channel gain over distance, and the shadowing that a place has.
 
-Knows: distances.
-Does not know: fading, motion, who transmits.
+Knows: where devices are, random streams.
+Does not know: fading, how devices move, who transmits.
 """
 
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import numpy as np
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 
-from otafl.units import db_to_linear
+from otafl.random import Streams
+from otafl.units import SPEED_OF_LIGHT_MPS, db_to_linear
+from otafl.world.fading import unit_log_normal
+from otafl.world.process import along_path
 
 
 class PathLoss(Protocol):
-    """A law of mean power gain over distance."""
+    """A law of mean power gain over distance.
+
+    A law that depends on more than distance has `gains(positions_m, streams)` as well, Λ of every round and device
+    [T, M] for positions [T, M, 2], which then counts.
+    """
 
     def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Λ = E|h|² at each distance, linear."""
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shadowed:
+    """Log-normal shadowing that stays with the place: part of Λ, so that whoever knows Λ knows it."""
+
+    shadowing_db: Annotated[float, Ge(0)] = 0.0
+    """Standard deviation of the shadowing; its mean power is 1. 0: none (the paper's)."""
+    decorrelation_m: Annotated[float, Ge(0)] = 50.0
+    """Way over which its correlation falls to 1/e (Gudmundson); 0: a fresh value in every round."""
+
+    def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Λ without shadowing."""
+        raise NotImplementedError
+
+    def gains(self, positions_m: NDArray[np.float64], streams: Streams) -> NDArray[np.float64]:
+        """Λ of every round and device, [T, M]."""
+        gain = self.mean_gain(np.hypot(positions_m[..., 0], positions_m[..., 1]))
+        if self.shadowing_db == 0:
+            return gain
+        field = along_path(positions_m, self.decorrelation_m, streams, "shadowing")
+        return gain * unit_log_normal(self.shadowing_db, field)
+
+
 @dataclass(frozen=True)
-class LogDistance:
+class LogDistance(Shadowed):
     """Log-distance law Λ(D) = 10^(−reference_db/10) · (max(D, D_0)/D_0)^(−exponent)."""
 
     reference_db: float = 50.0
@@ -39,3 +68,16 @@ class LogDistance:
         """Λ = E|h|² at each distance, linear."""
         ratio = np.maximum(distance_m, self.reference_m) / self.reference_m
         return db_to_linear(-self.reference_db) * ratio**-self.exponent
+
+
+@dataclass(frozen=True)
+class FreeSpace(Shadowed):
+    """Friis' law, Λ(D) = (λ/(4π max(D, 1 m)))²."""
+
+    carrier_hz: Annotated[float, Gt(0)] = 2.4e9
+    """f_c; paper: 2.4 GHz."""
+
+    def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Λ = E|h|² at each distance, linear."""
+        wavelength_m = SPEED_OF_LIGHT_MPS / self.carrier_hz
+        return np.asarray((wavelength_m / (4 * np.pi * np.maximum(distance_m, 1.0))) ** 2)

@@ -1,0 +1,197 @@
+"""Path loss, line-of-sight probability and shadowing of 3GPP TR 38.901 (tables 7.4.1-1, 7.4.2-1, 7.5-6).
+
+Whether a device sees the server and how it is shadowed are fields along its way (Gudmundson), so that neither jumps
+from round to round: a device sees the server where a Gaussian field lies below the quantile of the probability there.
+Heights up to 13 m, outdoor devices.
+
+Knows: where devices are, random streams.
+Does not know: fading, how devices move, who transmits.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
+from scipy import special
+
+from otafl.random import Streams
+from otafl.units import SPEED_OF_LIGHT_MPS
+from otafl.world.process import along_path
+
+Array = NDArray[np.float64]
+NEAREST_M = 10.0  # the formulas begin here
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What the scenarios share; each has its formulas."""
+
+    breakpoint_factor: ClassVar[float] = 4.0
+    environment_m: ClassVar[float] = 1.0
+    """Effective height of the surroundings, taken from both antennas at the breakpoint."""
+    shadowing_m: ClassVar[tuple[float, float]]
+    """Decorrelation distance of shadowing with and without line of sight."""
+
+    carrier_hz: Annotated[float, Ge(0.5e9), Le(100e9)] = 2.4e9
+    """f_c; paper: 2.4 GHz."""
+    server_height_m: Annotated[float, Gt(1)] = 25.0
+    """h_BS."""
+    device_height_m: Annotated[float, Ge(1), Le(13)] = 1.5
+    """h_UT."""
+    los: Literal["random", "always", "never"] = "random"
+    """Line of sight: by the scenario's probability, or in any case."""
+    los_decorrelation_m: Annotated[float, Ge(0)] = 50.0
+    """Way over which being in sight is forgotten."""
+    shadowing: bool = True
+    """Log-normal shadowing with the scenario's deviations; its median is 1, as the tables mean it."""
+
+    def los_prob(self, distance_m: Array) -> Array:
+        """P(line of sight) at a distance on the ground."""
+        raise NotImplementedError
+
+    def loss_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Path loss with and without line of sight."""
+        raise NotImplementedError
+
+    def shadowing_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Deviations of the shadowing with and without line of sight."""
+        raise NotImplementedError
+
+    def mean_gain(self, distance_m: Array) -> Array:
+        """Λ without shadowing, averaged over whether there is line of sight."""
+        seen, hidden = (10 ** (-loss / 10) for loss in self.loss_db(distance_m))
+        prob = self._los_prob(distance_m)
+        return np.asarray(prob * seen + (1 - prob) * hidden)
+
+    def gains(self, positions_m: Array, streams: Streams) -> Array:
+        """Λ of every round and device, [T, M]."""
+        distance_m = np.hypot(positions_m[..., 0], positions_m[..., 1])
+        field = along_path(positions_m, self.los_decorrelation_m, streams, "line of sight")
+        seen = special.ndtr(field) < self._los_prob(distance_m)
+        loss = np.where(seen, *self.loss_db(distance_m))
+        if self.shadowing:
+            for deviation, decorrelation_m, name, here in zip(
+                self.shadowing_db(distance_m), self.shadowing_m, ("in sight", "hidden"), (seen, ~seen), strict=True
+            ):
+                loss += here * deviation * along_path(positions_m, decorrelation_m, streams, f"shadowing, {name}")
+        return np.asarray(10 ** (-loss / 10))
+
+    def _los_prob(self, distance_m: Array) -> Array:
+        if self.los == "random":
+            return self.los_prob(distance_m)
+        return np.full(np.shape(distance_m), 1.0 if self.los == "always" else 0.0)
+
+    def _distances(self, distance_m: Array) -> tuple[Array, Array, float, float]:
+        """Distance on the ground and in space, breakpoint, f_c in GHz."""
+        ground = np.maximum(distance_m, NEAREST_M)
+        space = np.hypot(ground, self.server_height_m - self.device_height_m)
+        heights = (self.server_height_m - self.environment_m) * (self.device_height_m - self.environment_m)
+        breakpoint_m = self.breakpoint_factor * heights * self.carrier_hz / SPEED_OF_LIGHT_MPS
+        return ground, space, breakpoint_m, self.carrier_hz / 1e9
+
+
+@dataclass(frozen=True)
+class UMa(Scenario):
+    """Urban macro cells: the server above the roofs."""
+
+    shadowing_m: ClassVar[tuple[float, float]] = (37.0, 50.0)
+
+    def los_prob(self, distance_m: Array) -> Array:
+        """P(line of sight) at a distance on the ground."""
+        d = np.maximum(distance_m, 18.0)
+        return np.asarray(18 / d + np.exp(-d / 63) * (1 - 18 / d))
+
+    def loss_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Path loss with and without line of sight."""
+        ground, space, far, ghz = self._distances(distance_m)
+        rise = self.server_height_m - self.device_height_m
+        near_db = 28 + 22 * np.log10(space) + 20 * np.log10(ghz)
+        far_db = 28 + 40 * np.log10(space) + 20 * np.log10(ghz) - 9 * np.log10(far**2 + rise**2)
+        seen = np.where(ground <= far, near_db, far_db)
+        hidden = 13.54 + 39.08 * np.log10(space) + 20 * np.log10(ghz) - 0.6 * (self.device_height_m - 1.5)
+        return seen, np.maximum(seen, hidden)
+
+    def shadowing_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Deviations of the shadowing with and without line of sight."""
+        return np.full(np.shape(distance_m), 4.0), np.full(np.shape(distance_m), 6.0)
+
+
+@dataclass(frozen=True)
+class UMi(Scenario):
+    """Urban micro cells: the server below the roofs."""
+
+    shadowing_m: ClassVar[tuple[float, float]] = (10.0, 13.0)
+
+    server_height_m: Annotated[float, Gt(1)] = 10.0
+    """h_BS."""
+
+    def los_prob(self, distance_m: Array) -> Array:
+        """P(line of sight) at a distance on the ground."""
+        d = np.maximum(distance_m, 18.0)
+        return np.asarray(18 / d + np.exp(-d / 36) * (1 - 18 / d))
+
+    def loss_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Path loss with and without line of sight."""
+        ground, space, far, ghz = self._distances(distance_m)
+        rise = self.server_height_m - self.device_height_m
+        near_db = 32.4 + 21 * np.log10(space) + 20 * np.log10(ghz)
+        far_db = 32.4 + 40 * np.log10(space) + 20 * np.log10(ghz) - 9.5 * np.log10(far**2 + rise**2)
+        seen = np.where(ground <= far, near_db, far_db)
+        hidden = 22.4 + 35.3 * np.log10(space) + 21.3 * np.log10(ghz) - 0.3 * (self.device_height_m - 1.5)
+        return seen, np.maximum(seen, hidden)
+
+    def shadowing_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Deviations of the shadowing with and without line of sight."""
+        return np.full(np.shape(distance_m), 4.0), np.full(np.shape(distance_m), 7.82)
+
+
+@dataclass(frozen=True)
+class RMa(Scenario):
+    """Rural macro cells: up to 10 km, few buildings."""
+
+    breakpoint_factor: ClassVar[float] = 2 * np.pi
+    environment_m: ClassVar[float] = 0.0
+    shadowing_m: ClassVar[tuple[float, float]] = (37.0, 120.0)
+
+    carrier_hz: Annotated[float, Ge(0.5e9), Le(30e9)] = 2.4e9
+    """f_c; paper: 2.4 GHz."""
+    server_height_m: Annotated[float, Ge(10), Le(150)] = 35.0
+    """h_BS."""
+    building_height_m: Annotated[float, Ge(5), Le(50)] = 5.0
+    """h."""
+    street_width_m: Annotated[float, Ge(5), Le(50)] = 20.0
+    """W."""
+
+    def los_prob(self, distance_m: Array) -> Array:
+        """P(line of sight) at a distance on the ground."""
+        return np.exp(-np.maximum(np.asarray(distance_m) - 10, 0) / 1000)
+
+    def loss_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Path loss with and without line of sight."""
+        ground, space, far, ghz = self._distances(distance_m)
+        h, base = self.building_height_m, self.server_height_m
+
+        def near_db(d: Array) -> Array:
+            slope, offset = min(0.03 * h**1.72, 10), min(0.044 * h**1.72, 14.77)
+            line = 20 * np.log10(40 * np.pi * d * ghz / 3) + slope * np.log10(d) - offset
+            return np.asarray(line + 0.002 * np.log10(h) * d)
+
+        beyond = near_db(np.asarray(far)) + 40 * np.log10(space / far)
+        seen = np.where(ground <= far, near_db(space), beyond)
+        hidden = (
+            161.04
+            - 7.1 * np.log10(self.street_width_m)
+            + 7.5 * np.log10(h)
+            - (24.37 - 3.7 * (h / base) ** 2) * np.log10(base)
+            + (43.42 - 3.1 * np.log10(base)) * (np.log10(space) - 3)
+            + 20 * np.log10(ghz)
+            - (3.2 * np.log10(11.75 * self.device_height_m) ** 2 - 4.97)
+        )
+        return seen, np.maximum(seen, hidden)
+
+    def shadowing_db(self, distance_m: Array) -> tuple[Array, Array]:
+        """Deviations of the shadowing with and without line of sight; the former rises at the breakpoint."""
+        ground, _, far, _ = self._distances(distance_m)
+        return np.where(ground <= far, 4.0, 6.0), np.full(np.shape(distance_m), 8.0)
