@@ -20,11 +20,18 @@ class Preset(NamedTuple):
     layer: Callable[[], Layer]
 
 
+WALK = {"name": "bounded-waypoint"}
+
+
 def _moving(name: str, fraction: float) -> Layer:
     return {
         "experiment": {"name": name},
         "mobility": {"name": "bounded-waypoint", "moving_fraction": fraction},
     }
+
+
+def _world(name: str, **sections: dict[str, Any]) -> Callable[[], Layer]:
+    return lambda: {"experiment": {"name": name}, **sections}
 
 
 def _quick() -> Layer:
@@ -42,5 +49,25 @@ PRESETS = {
         "the paper's setting; every device walks in its territory", lambda: _moving("nonstationary", 1.0)
     ),
     "mixed": Preset("the paper's setting; half of the devices walk", lambda: _moving("mixed", 0.5)),
+    "rician": Preset(
+        "the paper's cell with line of sight to everybody: Rician fading, K = 5",
+        _world("rician", fading={"name": "rician", "k_factor": 5.0}),
+    ),
+    "nakagami": Preset(
+        "the paper's cell with deeper fading than Rayleigh's: Nakagami, m = 1/2",
+        _world("nakagami", fading={"name": "nakagami", "m": 0.5}),
+    ),
+    "shadowed": Preset(
+        "the paper's walking devices under shadowing of 8 dB that changes over 50 m",
+        _world("shadowed", pathloss={"name": "log-distance", "shadowing_db": 8.0}, mobility=WALK),
+    ),
+    "correlated": Preset(
+        "the paper's cell with fading that lasts: Clarke's, Doppler 0.002 Hz, some 25 rounds",
+        _world("correlated", fading={"name": "rayleigh", "memory": "clarke", "scatter_doppler_hz": 0.002}),
+    ),
+    "urban": Preset(
+        "walking devices in an urban macro cell of TR 38.901: line of sight for some, shadowing",
+        _world("urban", pathloss={"name": "uma"}, mobility=WALK),
+    ),
     "quick": Preset("a minute: MNIST if found, else digits; 128 hidden units, 100 rounds, 2 seeds", _quick),
 }
