@@ -290,6 +290,11 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
 def _check_one_world(built: Mapping[str, Any]) -> None:
     """Refuse two values of what is one thing, where fading follows motion."""
     fading = built["fading"].spec
+    files = {
+        section: built[section].spec.file for section in ("pathloss", "fading") if built[section].name == "measured"
+    }
+    if len(files) == 1 or len(set(files.values())) > 1:
+        raise ConfigError('a measured channel needs pathloss.name and fading.name = "measured" with the same file')
     if getattr(fading, "memory", None) != "clarke":
         return
     for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):

@@ -54,11 +54,18 @@ BUILTIN: dict[str, dict[str, str]] = {
         "double-rayleigh": "otafl.world.fading:DoubleRayleigh",
         "log-normal": "otafl.world.fading:LogNormal",
         "suzuki": "otafl.world.fading:Suzuki",
+        "measured": "otafl.world.measured:MeasuredFading",
         "none": "otafl.world.fading:NoFading",
     },
     "mobility": {
         "static": "otafl.world.mobility:Static",
         "bounded-waypoint": "otafl.world.mobility:BoundedWaypoint",
+        "random-waypoint": "otafl.world.mobility:RandomWaypoint",
+        "random-direction": "otafl.world.mobility:RandomDirection",
+        "gauss-markov": "otafl.world.mobility:GaussMarkov",
+        "road": "otafl.world.mobility:Road",
+        "hotspots": "otafl.world.mobility:Hotspots",
+        "trace": "otafl.world.mobility:Trace",
     },
     "models": {
         "mlp": "otafl.engine.models:MLP",
@@ -72,6 +79,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "uma": "otafl.world.tr38901:UMa",
         "umi": "otafl.world.tr38901:UMi",
         "rma": "otafl.world.tr38901:RMa",
+        "measured": "otafl.world.measured:MeasuredGain",
     },
 }
 _registered: dict[str, dict[str, type]] = {kind: {} for kind in BUILTIN}

@@ -52,6 +52,8 @@ def error_bar_text(num_seeds: int) -> str:
 def last_accuracy(result: Result) -> NDArray[np.float64]:
     """Per seed, the mean test accuracy in percent over the recorded rounds r > T − 50; NaN where it diverged."""
     late = result.rounds > first_averaged(result.config)
+    if not late.any():  # every seed diverged before
+        return np.full(len(result.config.experiment.seeds), np.nan)
     accuracy: NDArray[np.float64] = 100 * result.metrics["test_accuracy"][:, late].mean(axis=1)
     return accuracy
 

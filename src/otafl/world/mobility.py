@@ -4,8 +4,9 @@ Knows: first positions, the cell's radius, random streams.
 Does not know: channels, who transmits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from otafl.errors import ConfigError
 from otafl.random import Streams
+from otafl.world.traces import Recording
 
 
 class Mobility(Protocol):
@@ -21,7 +23,7 @@ class Mobility(Protocol):
     def positions(
         self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
     ) -> NDArray[np.float64]:
-        """Positions during every round, [T, M, 2]; round 0 is at `start_m` [M, 2].
+        """Positions during every round, [T, M, 2]; round 0 is at `start_m` [M, 2], if the law has no places of its own.
 
         The first rounds must not depend on `num_rounds`.
         """
@@ -57,34 +59,20 @@ class BoundedWaypoint:
     """Share of devices that move, drawn per seed; the paper's mixed regime: 0.5."""
 
     def __post_init__(self) -> None:
-        low, high = self.speed_mps
-        if not 0 <= low <= high < np.inf:
-            raise ConfigError(f"mobility.speed_mps = {list(self.speed_mps)}: give [min, max] with 0 <= min <= max")
+        _check_speeds(self.speed_mps)
 
     def positions(
         self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
     ) -> NDArray[np.float64]:
         """Positions during every round, [T, M, 2]."""
-        num_devices = len(start_m)
-        movers = streams.at("movers").permutation(num_devices) < round(self.moving_fraction * num_devices)
-        track = np.empty((num_rounds, num_devices, 2))
-        here = start_m.copy()
-        waypoint_m, speed_mps = self._draw_leg(start_m, cell_radius_m, 0, streams)
-        leg = np.zeros(num_devices, dtype=np.int64)  # number of each device's present leg
-        for t in range(num_rounds):
-            track[t] = here
-            ahead_m = waypoint_m - here
-            distance_m = np.hypot(ahead_m[:, 0], ahead_m[:, 1])
-            step_m = speed_mps * self.round_s
-            arrived = movers & (step_m >= distance_m)
-            travelled = np.divide(step_m, distance_m, out=np.ones(num_devices), where=step_m < distance_m)
-            here = np.where(movers[:, None], here + travelled[:, None] * ahead_m, here)
-            leg += arrived
-            for number in np.unique(leg[arrived]):
-                next_waypoint_m, next_speed_mps = self._draw_leg(start_m, cell_radius_m, int(number), streams)
-                starts = arrived & (leg == number)
-                waypoint_m[starts], speed_mps[starts] = next_waypoint_m[starts], next_speed_mps[starts]
-        return track
+        movers = streams.at("movers").permutation(len(start_m)) < round(self.moving_fraction * len(start_m))
+        return _walk(
+            start_m,
+            lambda leg: self._draw_leg(start_m, cell_radius_m, leg, streams),
+            self.round_s,
+            num_rounds,
+            movers,
+        )
 
     def _draw_leg(
         self, start_m: NDArray[np.float64], cell_radius_m: float, leg: int, streams: Streams
@@ -98,3 +86,241 @@ class BoundedWaypoint:
         waypoint_m /= np.maximum(outside, 1.0)[:, None]  # clipped to the cell's edge along the radius
         low, high = self.speed_mps
         return waypoint_m, low + (high - low) * uniform[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Walking:
+    """What walking laws share."""
+
+    speed_mps: tuple[float, float] = (0.5, 2.5)
+    """[v_min, v_max], drawn uniformly per leg; with v_min = 0 ever more devices would come to a halt."""
+    round_s: Annotated[float, Gt(0)] = 8.0
+    """Duration of a round; paper: 8 s."""
+
+    def __post_init__(self) -> None:
+        _check_speeds(self.speed_mps)
+
+    def _speeds(self, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+        low, high = self.speed_mps
+        return low + (high - low) * uniform
+
+
+@dataclass(frozen=True)
+class RandomWaypoint(_Walking):
+    """Random waypoint over the whole cell: straight legs to uniform points; in the long run the middle is crowded."""
+
+    def positions(
+        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
+    ) -> NDArray[np.float64]:
+        """Positions during every round, [T, M, 2]."""
+
+        def leg(number: int) -> Leg:
+            uniform = streams.at("mobility", number).random((3, len(start_m)))
+            return _in_disc(uniform[:2], cell_radius_m), self._speeds(uniform[2])
+
+        return _walk(start_m, leg, self.round_s, num_rounds)
+
+
+@dataclass(frozen=True)
+class RandomDirection(_Walking):
+    """Straight on, turning at random times and reflected at the cell's edge; in the long run everywhere alike."""
+
+    turn_prob: Annotated[float, Ge(0), Le(1)] = 0.1
+    """Probability of a new direction and speed in a round."""
+
+    def positions(
+        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
+    ) -> NDArray[np.float64]:
+        """Positions during every round, [T, M, 2]."""
+        track = np.empty((num_rounds, *start_m.shape))
+        here, velocity = start_m.copy(), np.zeros_like(start_m)
+        for t in range(num_rounds):
+            track[t] = here
+            uniform = streams.at("mobility", t).random((3, len(start_m)))
+            turns = (uniform[0] < self.turn_prob) | (t == 0)
+            fresh = self._speeds(uniform[1])[:, None] * _unit(2 * np.pi * uniform[2])
+            velocity = np.where(turns[:, None], fresh, velocity)
+            here, velocity = _reflected(here, velocity, self.round_s, cell_radius_m)
+        return track
+
+
+@dataclass(frozen=True)
+class GaussMarkov:
+    """Gauss–Markov motion: velocity remembers a share of itself every round; reflected at the cell's edge."""
+
+    memory: Annotated[float, Ge(0), Le(1)] = 0.85
+    """α: 0 is a random walk, 1 goes straight on."""
+    speed_mps: Annotated[float, Ge(0)] = 1.5
+    """Root mean square speed."""
+    round_s: Annotated[float, Gt(0)] = 8.0
+    """Duration of a round; paper: 8 s."""
+
+    def positions(
+        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
+    ) -> NDArray[np.float64]:
+        """Positions during every round, [T, M, 2]."""
+        track = np.empty((num_rounds, *start_m.shape))
+        here, velocity = start_m.copy(), np.zeros_like(start_m)
+        spread = self.speed_mps / np.sqrt(2)
+        for t in range(num_rounds):
+            track[t] = here
+            fresh = spread * streams.at("mobility", t).standard_normal(start_m.shape)
+            velocity = self.memory * velocity + np.sqrt(1 - self.memory**2) * fresh if t else fresh
+            here, velocity = _reflected(here, velocity, self.round_s, cell_radius_m)
+        return track
+
+
+@dataclass(frozen=True)
+class Road:
+    """Vehicles on a straight road through the cell, each at its own speed; who leaves comes back at the other end."""
+
+    speed_mps: tuple[float, float] = (8.0, 14.0)
+    """[v_min, v_max], drawn uniformly per vehicle."""
+    offset_m: Annotated[float, Ge(0)] = 100.0
+    """Distance of the road from the server."""
+    lanes: Annotated[int, Ge(1)] = 4
+    """Half of them in either direction, 3.5 m apart."""
+    round_s: Annotated[float, Gt(0)] = 8.0
+    """Duration of a round; paper: 8 s."""
+
+    def __post_init__(self) -> None:
+        _check_speeds(self.speed_mps)
+
+    def positions(
+        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
+    ) -> NDArray[np.float64]:
+        """Positions during every round, [T, M, 2]; first places are on the road, uniform along it."""
+        if self.offset_m >= cell_radius_m:
+            raise ConfigError(
+                f"mobility.offset_m = {self.offset_m:g}: the road must cross the cell of {cell_radius_m:g} m"
+            )
+        uniform = streams.at("mobility").random((3, len(start_m)))
+        half = np.sqrt(cell_radius_m**2 - self.offset_m**2)
+        low, high = self.speed_mps
+        lane = np.minimum((uniform[1] * self.lanes).astype(np.int64), self.lanes - 1)
+        speed = (low + (high - low) * uniform[2]) * np.where(lane % 2 == 0, 1.0, -1.0)
+        along = half * (2 * uniform[0] - 1) + np.arange(num_rounds)[:, None] * self.round_s * speed
+        across = np.broadcast_to(self.offset_m + 3.5 * lane, along.shape)
+        return np.stack([np.mod(along + half, 2 * half) - half, across], axis=-1)
+
+
+@dataclass(frozen=True)
+class Hotspots(_Walking):
+    """Crowds: each device walks within a hot spot and now and then goes to another one."""
+
+    hotspots: Annotated[int, Ge(1)] = 4
+    """Their number; places are uniform in the cell, per seed."""
+    hotspot_m: Annotated[float, Gt(0)] = 80.0
+    """Radius of a hot spot."""
+    leave_prob: Annotated[float, Ge(0), Le(1)] = 0.05
+    """Probability that a leg goes to a hot spot drawn anew."""
+
+    def positions(
+        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
+    ) -> NDArray[np.float64]:
+        """Positions during every round, [T, M, 2]; first places are in the hot spots."""
+        if self.hotspot_m >= cell_radius_m:
+            raise ConfigError(f"mobility.hotspot_m = {self.hotspot_m:g}: must be below the cell's {cell_radius_m:g} m")
+        centres = _in_disc(streams.at("hot spots").random((2, self.hotspots)), cell_radius_m - self.hotspot_m)
+        homes = [self._drawn(streams.at("homes").random(len(start_m)))]  # of each leg
+
+        def leg(number: int) -> Leg:
+            uniform = streams.at("mobility", number).random((5, len(start_m)))
+            homes.append(np.where(uniform[3] < self.leave_prob, self._drawn(uniform[4]), homes[-1]))
+            return centres[homes[-1]] + _in_disc(uniform[:2], self.hotspot_m), self._speeds(uniform[2])
+
+        first = centres[homes[0]] + _in_disc(streams.at("first places").random((2, len(start_m))), self.hotspot_m)
+        return _walk(first, leg, self.round_s, num_rounds)
+
+    def _drawn(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.minimum((uniform * self.hotspots).astype(np.int64), self.hotspots - 1)
+
+
+@dataclass(frozen=True)
+class Trace(Recording):
+    """Recorded positions: a file with the columns time_s, device, x_m, y_m; the server is at (0, 0)."""
+
+    section: ClassVar[str] = "mobility"
+
+    def positions(
+        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
+    ) -> NDArray[np.float64]:
+        """Positions during every round, [T, M, 2], as recorded."""
+        return self.on_rounds(("x_m", "y_m"), len(start_m), num_rounds, streams)
+
+
+Leg = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Waypoints [M, 2] and speeds [M]."""
+
+
+def _walk(
+    start_m: NDArray[np.float64],
+    draw_leg: Callable[[int], Leg],
+    round_s: float,
+    num_rounds: int,
+    movers: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float64]:
+    """Straight legs; a step never passes the waypoint, and the next leg starts in the next round, [T, M, 2]."""
+    num_devices = len(start_m)
+    if movers is None:
+        movers = np.ones(num_devices, dtype=np.bool_)
+    legs: list[Leg] = [draw_leg(0)]
+    track = np.empty((num_rounds, num_devices, 2))
+    here = start_m.copy()
+    waypoint_m, speed_mps = legs[0][0].copy(), legs[0][1].copy()
+    leg = np.zeros(num_devices, dtype=np.int64)  # number of each device's present leg
+    for t in range(num_rounds):
+        track[t] = here
+        ahead_m = waypoint_m - here
+        distance_m = np.hypot(ahead_m[:, 0], ahead_m[:, 1])
+        step_m = speed_mps * round_s
+        arrived = movers & (step_m >= distance_m)
+        travelled = np.divide(step_m, distance_m, out=np.ones(num_devices), where=step_m < distance_m)
+        here = np.where(movers[:, None], here + travelled[:, None] * ahead_m, here)
+        leg += arrived
+        for number in np.unique(leg[arrived]):
+            while len(legs) <= number:
+                legs.append(draw_leg(len(legs)))
+            starts = arrived & (leg == number)
+            waypoint_m[starts], speed_mps[starts] = legs[number][0][starts], legs[number][1][starts]
+    return track
+
+
+def _reflected(
+    here: NDArray[np.float64], velocity: NDArray[np.float64], seconds: float, radius_m: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Positions and velocities after so many seconds of straight motion in a disc with a mirror for an edge."""
+    here, velocity = here.copy(), velocity.copy()
+    left = np.full(len(here), seconds)
+    for _ in range(1000):
+        speed_sq = (velocity**2).sum(1)
+        inward = (here * velocity).sum(1)
+        room = np.maximum(radius_m**2 - (here**2).sum(1), 0.0)
+        moving = (speed_sq > 0) & (left > 0)
+        if not moving.any():
+            break
+        root = np.sqrt(inward**2 + speed_sq * room)
+        until = np.divide(root - inward, speed_sq, out=np.full(len(here), np.inf), where=moving)
+        step = np.where(moving, np.minimum(left, until), 0.0)
+        here += step[:, None] * velocity
+        left -= step
+        hits = moving & (left > 0)
+        normal = here[hits] / np.linalg.norm(here[hits], axis=1, keepdims=True)
+        velocity[hits] -= 2 * (velocity[hits] * normal).sum(1, keepdims=True) * normal
+        here[hits] = normal * radius_m * (1 - 1e-12)
+    return here, velocity
+
+
+def _check_speeds(speed_mps: tuple[float, float]) -> None:
+    low, high = speed_mps
+    if not 0 <= low <= high < np.inf:
+        raise ConfigError(f"mobility.speed_mps = {list(speed_mps)}: give [min, max] with 0 <= min <= max")
+
+
+def _unit(angle: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+
+
+def _in_disc(uniform: NDArray[np.float64], radius_m: float) -> NDArray[np.float64]:
+    """Uniform points of a disc [M, 2] from uniform numbers [2, M]."""
+    return np.asarray(radius_m * np.sqrt(uniform[0])[:, None] * _unit(2 * np.pi * uniform[1]))
