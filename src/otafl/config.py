@@ -25,6 +25,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnno
 from otafl import registry
 from otafl.errors import ConfigError, PluginError
 from otafl.presets import PRESETS, Layer
+from otafl.radio.imperfect import Imperfections
 from otafl.radio.link import LinkBudget
 from otafl.world.partition import Partition
 from otafl.world.placement import Cell
@@ -106,6 +107,7 @@ class Config:
     pathloss: Choice
     fading: Choice
     radio: LinkBudget
+    imperfect: Imperfections
     algorithm: Choice
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
@@ -149,9 +151,13 @@ SECTIONS = (
     "pathloss",
     "fading",
     "radio",
+    "imperfect",
     "algorithm",
 )
-PLAIN: dict[str, type] = {"experiment": Experiment, "training": Training, "cell": Cell, "radio": LinkBudget}
+PLAIN: dict[str, type] = {"experiment": Experiment, "training": Training, "cell": Cell}
+PLAIN |= {"radio": LinkBudget, "imperfect": Imperfections}
+MAY_BE_INFINITE = {("radio", "noise_dbm_hz")}
+MAY_BE_INFINITE |= {("imperfect", key) for key in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude")}
 CHOSEN = {
     "data": ("datasets", "mnist"),
     "model": ("models", "mlp"),
@@ -329,7 +335,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
             raise ConfigError(
                 f"{section}.{key}: unknown key{registry.nearest(key, allowed)}; [{section}] has {', '.join(allowed)}"
             )
-        if not _finite(value) and (section, key) != ("radio", "noise_dbm_hz"):
+        if not _finite(value) and (section, key) not in MAY_BE_INFINITE:
             raise ConfigError(f"{section}.{key} = {as_toml(value)}: must be a finite number")
         try:
             values[key] = TypeAdapter(types[key]).validate_python(_tuples(value), strict=True)

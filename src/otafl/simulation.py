@@ -28,6 +28,7 @@ from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.metrics import RESERVED_COLUMNS
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
 from otafl.radio.csi import View
+from otafl.radio.imperfect import ImperfectAir
 from otafl.radio.knowledge import Knowledge, Quantity
 from otafl.radio.link import inversion_threshold
 from otafl.random import Streams
@@ -60,18 +61,25 @@ class Simulation:
         self.test = self.objective.on_device(dataset.test)
         self.validation = self._validation(dataset)
         self.worlds = [self._world(seed) for seed in self.seeds]
-        host_channel: dict[Quantity, Tensor] = {
-            "h": self._stacked(lambda world: world.coeff),
-            "mean_gain": self._stacked(lambda world: world.mean_gain),
-            "distance_m": self._stacked(lambda world: world.distance_m),
+        imperfect = config.imperfect
+        host_channel: dict[Quantity, Tensor] = {  # as devices and server believe it to be
+            "h": self._stacked(lambda world, streams: imperfect.believed(world.coeff, world.mean_gain, streams)),
+            "mean_gain": self._stacked(lambda world, streams: world.mean_gain),
+            "distance_m": self._stacked(lambda world, streams: world.distance_m),
         }
         self._channel = {quantity: values.to(device) for quantity, values in host_channel.items()}
+        self._coeff = self._channel["h"]  # as it is
+        if not imperfect.none:
+            self._coeff = self._stacked(lambda world, streams: imperfect.true(world.coeff, streams)).to(device)
         self.noise_var_j = config.radio.noise_var_j
         num_params = self.objective.num_params
         self.air: Air | IdealAir = IdealAir(num_params)
         if not getattr(self.algorithm, "ideal_radio", False):
             source = noise or addressed_noise(device, self.dtype)
             self.air = Air(self.seeds, num_params, self.noise_var_j, source)
+            if not imperfect.none:
+                parts = (imperfect, config.radio.symbol_energy_j, host_channel["mean_gain"])
+                self.air = ImperfectAir(self.seeds, num_params, self.noise_var_j, source, *parts)
         self.guard = EnergyGuard(config.algorithm.name, self.seeds, num_params * config.radio.symbol_energy_j, device)
         training = config.training
         self.sampler = shared_sampler(
@@ -130,6 +138,7 @@ class Simulation:
             t,
             self.config.training.lr_at(t),
             {quantity: rounds[t] for quantity, rounds in self._channel.items()},
+            self._coeff[t],
             lambda: self.sampler.at(t),
             self.air,
             None if self._active is None else self._active.at(t),
@@ -143,7 +152,7 @@ class Simulation:
         now = {name: rounds.index_select(0, t.view(1))[0] for name, rounds in self._channel.items() if name in needed}
         active = None if self._active is None else self._active.pick(t)
         plan = {name: values.index_select(0, t.view(1))[0] for name, values in self._plan.items()}
-        return self._round(t, lr, now, lambda: batches, air, active, None, plan)
+        return self._round(t, lr, now, now["h"], lambda: batches, air, active, None, plan)
 
     @property
     def static(self) -> bool:
@@ -151,6 +160,7 @@ class Simulation:
         head, training = self.objective.head, self.config.training
         return (
             bool(getattr(self.algorithm, "static", False))
+            and (self.config.imperfect.none or isinstance(self.air, IdealAir))
             and isinstance(self._engine, PreactivationEngine)
             and head is not None
             and head.bias
@@ -163,6 +173,7 @@ class Simulation:
         t: int | Tensor,
         lr: float | Tensor,
         now: Mapping[Quantity, Tensor],
+        coeff: Tensor,
         batches: Callable[[], Tensor],
         air: Air | IdealAir,
         active: Tensor | None,
@@ -177,7 +188,7 @@ class Simulation:
             seeds=self.seeds,
             device=self._view("device", now),
             server=self._view("server", now),
-            coeff=now["h"],
+            coeff=coeff,
             engine=self._engine,
             objective=self.objective,
             batches=batches,
@@ -285,9 +296,10 @@ class Simulation:
             seed,
         )
 
-    def _stacked(self, part: Callable[[Trajectory], Any]) -> Tensor:
+    def _stacked(self, part: Callable[[Trajectory, Streams], Any]) -> Tensor:
         """[T, S, M] on the host."""
-        return torch.from_numpy(np.stack([part(world) for world in self.worlds], axis=1))
+        worlds = zip(self.worlds, self.seeds, strict=True)
+        return torch.from_numpy(np.stack([part(world, Streams(seed)) for world, seed in worlds], axis=1))
 
     def _validation(self, dataset: Dataset) -> Examples | None:
         if "validation" not in self.config.experiment.record:

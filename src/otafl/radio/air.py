@@ -30,6 +30,10 @@ class Signal(Protocol):
         """Σ_i weights_i · vector_i over the devices `who`, [S, P]."""
         ...
 
+    def dense(self) -> Tensor:
+        """All vectors, [S, M, P]; for radios that change single values."""
+        ...
+
 
 NoiseSource = Callable[[Sequence[int], str, int, int], Tensor]
 """(seeds, name, t, num_params) to unit-variance noise [S, P] on the compute device."""
@@ -81,8 +85,7 @@ class Air:
         Returns what the server hears, the in-phase part of Σ h_i x̂_i + z, [S, P], and the ledger's entry.
         """
         tx_scale = torch.where(who, tx_scale.to(torch.complex128), 0.0)
-        energy_j = tx_scale.abs().square() * signal.norms(who).square()
-        heard = signal.superpose((coeff * tx_scale).real, who)
+        heard, energy_j = self.superposed(signal, tx_scale, who, coeff, t, use)
         transmitted = (tx_scale != 0).any(-1)
         signal_norm = torch.linalg.vector_norm(heard, dim=-1, dtype=torch.float64)
         noise_norm = torch.zeros_like(signal_norm)
@@ -92,6 +95,13 @@ class Air:
             noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * (noise_std * transmitted)
             heard.add_(noise, alpha=noise_std)
         return heard, Transmission(energy_j, signal_norm, noise_norm, transmitted, self.num_params)
+
+    def superposed(
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
+    ) -> tuple[Tensor, Tensor]:
+        """The in-phase part of Σ h_i x̂_i [S, P], and each device's energy [S, M]."""
+        energy_j = tx_scale.abs().square() * signal.norms(who).square()
+        return signal.superpose((coeff * tx_scale).real, who), energy_j
 
 
 @dataclass(frozen=True)

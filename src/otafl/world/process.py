@@ -7,7 +7,7 @@ Does not know: which law of fading is made of them.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
@@ -20,7 +20,7 @@ WAVES = 128  # arriving waves of Clarke's model
 CHUNK = 64  # rounds of it at once
 
 
-def independent(positions_m: NDArray[np.float64], streams: Streams, name: str) -> NDArray[np.complex128]:
+def independent(positions_m: NDArray[Any], streams: Streams, name: str) -> NDArray[np.complex128]:
     """CN(0, 1), independent over rounds and devices, [T, M]."""
     parts = np.empty((*positions_m.shape[:2], 2))
     for t in range(len(parts)):

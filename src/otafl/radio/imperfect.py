@@ -1,0 +1,172 @@
+"""Radios that are not perfect: what devices believe of their channels, and what becomes of the signals they send.
+
+Belief and truth are kept apart. A method's views, thresholds, inversions and energies use the believed channel; the air
+uses the true one. The energy limit holds all the same, since a device knows what it sends.
+
+Knows: channels, signals.
+Does not know: models, data, which method is speaking.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otafl.errors import ConfigError
+from otafl.radio.air import Air, Signal
+from otafl.random import Streams
+from otafl.units import db_to_linear, dbm_to_watt
+from otafl.world.process import independent
+
+Complex = NDArray[np.complex128]
+
+
+@dataclass(frozen=True)
+class Imperfections:
+    """All of them are off by default, and any may be combined."""
+
+    pilot_snr_db: float = math.inf
+    """Devices estimate their channel from pilots of this signal-to-noise ratio at the mean gain: ĥ = h + e."""
+    estimate_age: Annotated[int, Ge(0)] = 0
+    """Rounds since the estimate: ĥ is that of an earlier round; for fading with a memory."""
+    phase_std_rad: Annotated[float, Ge(0)] = 0.0
+    """Residual phase error of each device and round, Gaussian."""
+    timing_std: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Timing error in channel uses, the size of a Gaussian, at most 1: that share of a symbol falls into the next."""
+    block_uses: Annotated[int, Ge(0)] = 0
+    """Channel uses over which fading is constant within one upload; 0: a whole upload. The first block is estimated."""
+    block_correlation: Annotated[float, Ge(0), Le(1)] = 0.99
+    """Of the fading of successive blocks."""
+    clip_amplitude: Annotated[float, Gt(0)] = math.inf
+    """Largest amplitude that the amplifier passes, over √E_s."""
+    bits: Annotated[int, Ge(0), Le(24)] = 0
+    """Of the digital-to-analog converter, full scale at the device's largest value; 0: not quantised."""
+    interference_dbm_hz: float = -math.inf
+    """Density of Gaussian interference from a neighbouring cell, which no method knows of."""
+
+    def __post_init__(self) -> None:
+        for name in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude"):
+            if math.isnan(getattr(self, name)):
+                raise ConfigError(f"imperfect.{name} = nan: must be a number")
+        if self.interference_dbm_hz == math.inf:
+            raise ConfigError("imperfect.interference_dbm_hz = inf: give a density in dBm/Hz, or -inf for none")
+        if self.bits == 1:
+            raise ConfigError("imperfect.bits = 1: at least 2, or 0 for no quantisation")
+
+    @property
+    def none(self) -> bool:
+        """Whether the radio is perfect."""
+        return self == Imperfections()
+
+    @property
+    def dense(self) -> bool:
+        """Whether single values of a signal matter, so that it must be written out."""
+        return bool(self.block_uses or self.bits or self.clip_amplitude < math.inf or self.timing_std)
+
+    @property
+    def interference_var_j(self) -> float:
+        """Joule per real dimension."""
+        return dbm_to_watt(self.interference_dbm_hz)
+
+    def believed(self, h: Complex, mean_gain: NDArray[np.float64], streams: Streams) -> Complex:
+        """ĥ of every round and device, [T, M]."""
+        if self.estimate_age:
+            h = np.concatenate([np.repeat(h[:1], min(self.estimate_age, len(h)), axis=0), h[: -self.estimate_age]])
+        if self.pilot_snr_db == math.inf:
+            return h
+        error = independent(h[..., None], streams, "pilots") * np.sqrt(mean_gain / db_to_linear(self.pilot_snr_db))
+        return np.asarray(h + error)
+
+    def true(self, h: Complex, streams: Streams) -> Complex:
+        """What a signal meets, [T, M]: the channel and the phase error."""
+        if self.phase_std_rad == 0:
+            return h
+        return np.asarray(
+            h * np.exp(1j * self.phase_std_rad * math.sqrt(2) * independent(h[..., None], streams, "phase").real)
+        )
+
+
+@dataclass(frozen=True)
+class ImperfectAir(Air):
+    """The channel for imperfect signals."""
+
+    imperfect: Imperfections
+    symbol_energy_j: float
+    mean_gain: Tensor
+    """Λ of every round, [T, S, M] on the host: around which fading goes on within an upload."""
+
+    def superposed(
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
+    ) -> tuple[Tensor, Tensor]:
+        """The in-phase part of the sum before noise [S, P], and each device's energy [S, M]."""
+        kind, interference = self.imperfect, self.imperfect.interference_var_j
+        if kind.dense:
+            heard, energy_j = self._written_out(signal, tx_scale, who, coeff, int(t), use)
+        else:
+            heard, energy_j = super().superposed(signal, tx_scale, who, coeff, t, use)
+        if interference > 0:
+            heard.add_(self.noise(self.seeds, f"interference/{use}", t, self.num_params), alpha=interference**0.5)
+        return heard, energy_j
+
+    def _written_out(
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
+    ) -> tuple[Tensor, Tensor]:
+        kind = self.imperfect
+        energy_j = torch.zeros(who.shape, dtype=torch.float64, device=who.device)
+        sums = []
+        dense = signal.dense()
+        for s, seed in enumerate(self.seeds):
+            streams = Streams(seed)
+            timing = np.minimum(
+                np.abs(kind.timing_std * streams.at(f"timing/{use}", t).standard_normal(who.shape[1])), 1
+            )
+            blocks = self._blocks(coeff[s], self.mean_gain[t, s].numpy(), streams.at(f"blocks/{use}", t))
+            total = torch.zeros_like(dense[s, 0])
+            for i in torch.nonzero(who[s]).flatten().tolist():
+                scale = tx_scale[s, i]
+                sent = self._converted(dense[s, i], float(scale.abs()))
+                energy_j[s, i] = scale.abs().square() * torch.linalg.vector_norm(sent, dtype=torch.float64).square()
+                arrived = sent * self._spread((blocks[:, i] * scale).real).to(sent.dtype)
+                if timing[i] > 0:
+                    arrived = (1 - timing[i]) * arrived + timing[i] * torch.nn.functional.pad(arrived[:-1], (1, 0))
+                total += arrived
+            sums.append(total)
+        return torch.stack(sums), energy_j
+
+    def _converted(self, vector: Tensor, scale: float) -> Tensor:
+        """A device's vector after its converter and its amplifier; never longer than before."""
+        kind = self.imperfect
+        if kind.bits:
+            top = vector.abs().max()
+            if float(top) > 0:
+                steps = 2 ** (kind.bits - 1) - 1
+                rounded = torch.round(vector / top * steps) * (top / steps)
+                longer = torch.linalg.vector_norm(rounded) / torch.linalg.vector_norm(vector)
+                vector = rounded / longer.clamp(min=1)
+        if kind.clip_amplitude < math.inf and scale > 0:
+            limit = kind.clip_amplitude * self.symbol_energy_j**0.5 / scale
+            vector = vector.clamp(-limit, limit)
+        return vector
+
+    def _blocks(self, coeff: Tensor, mean_gain: NDArray[np.float64], rng: np.random.Generator) -> Tensor:
+        """The channel in each block of an upload, [blocks, M]; the first is what was there to estimate."""
+        kind = self.imperfect
+        count = -(-self.num_params // kind.block_uses) if kind.block_uses else 1
+        if count == 1:
+            return coeff[None]
+        fresh = (rng.standard_normal((count, len(mean_gain), 2)) @ np.array([1, 1j])) * np.sqrt(mean_gain / 2)
+        rows = np.empty_like(fresh)
+        rows[0] = coeff.cpu().numpy()
+        for b in range(1, count):
+            rows[b] = kind.block_correlation * rows[b - 1] + math.sqrt(1 - kind.block_correlation**2) * fresh[b]
+        return torch.from_numpy(rows).to(coeff.device)
+
+    def _spread(self, weights: Tensor) -> Tensor:
+        """One weight per block as one per value, [P] or [1]."""
+        uses = self.imperfect.block_uses
+        return weights if not uses or len(weights) == 1 else weights.repeat_interleave(uses)[: self.num_params]
