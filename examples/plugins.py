@@ -56,7 +56,7 @@ class ServerStep:
         return State(params), otafl.Info(heard.who, heard.norm_bound, extra={"step_norm": step_norm})
 
 
-@otafl.register_fading("rician")
+@otafl.register_fading("one-strong-path")
 @dataclass(frozen=True)
 class Rician:
     """Rician fading of unit power with factor K."""
@@ -136,7 +136,7 @@ def main() -> otafl.Result:
             "experiment.seeds": [0, 1],
             "algorithm.name": "server-step",
             "algorithm.gamma": 5e-12,
-            "fading.name": "rician",
+            "fading.name": "one-strong-path",
             "fading.k": 5.0,
             "mobility.name": "outward",
             "data.name": "rings",

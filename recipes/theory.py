@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import otafl
 from otafl.config import scaled_gamma
 from otafl.engine.models import TaskShape
-from otafl.report.figures import STYLES
+from otafl.report.figures import LABELS, STYLES
 from otafl.report.statistics import estimate
 from otafl.report.theory import distances, rate
 from otafl.simulation import Simulation
@@ -136,7 +136,7 @@ def mnist(rounds: int = 3000) -> None:
             state = sim.step(state, done).state
         above = [(np.array(values) - least).mean(1).T for values in (server, mean)]  # [2, rounds], mean over seeds
         own = hasattr(state, "local_params")
-        curves[name] = {"style": STYLES[name][0], "server": above[0], "mean": above[1] if own else None}
+        curves[LABELS[name]] = {"style": STYLES[name][0], "server": above[0], "mean": above[1] if own else None}
         print(f"{name:<12} F − min F {above[0][0, -1]:.4f}, F̃ − min F̃ {above[0][1, -1]:.4f}", flush=True)
         if own:
             print(f"{'x̄':<12} F − min F {above[1][0, -1]:.4f}, F̃ − min F̃ {above[1][1, -1]:.4f}", flush=True)

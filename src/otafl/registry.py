@@ -55,6 +55,8 @@ BUILTIN: dict[str, dict[str, str]] = {
         "log-normal": "otafl.world.fading:LogNormal",
         "suzuki": "otafl.world.fading:Suzuki",
         "measured": "otafl.world.measured:MeasuredFading",
+        "sionna-tdl": "otafl.integrations.sionna:TDL",
+        "sionna-cdl": "otafl.integrations.sionna:CDL",
         "none": "otafl.world.fading:NoFading",
     },
     "mobility": {

@@ -178,7 +178,7 @@ def test_c2_and_c3_update_is_the_weighted_sum_plus_the_noise_it_reports(algorith
 def test_c4_phases_of_the_channels_do_not_matter(algorithm: str, keys: dict[str, Any]) -> None:
     one, other = reference(algorithm, keys), reference(algorithm, keys)
     turn = torch.rand(other._channel["h"].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    other._channel["h"] = other._channel["h"] * torch.exp(2j * torch.pi * turn)
+    other._coeff = other._channel["h"] = other._channel["h"] * torch.exp(2j * torch.pi * turn)  # believed and true
     state, turned = advance(one, 4), advance(other, 4)
     assert torch.allclose(state.params, turned.params, rtol=1e-9, atol=1e-9)
 
