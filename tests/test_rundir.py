@@ -24,6 +24,7 @@ from otafl import rundir
 from otafl.config import resolve
 from otafl.errors import RunDirectoryError
 from otafl.fold import Interrupted
+from otafl.report.runs import read_run
 from otafl.rundir import RunDirectory
 from tests.conftest import make_config
 
@@ -355,3 +356,19 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
         earlier = [when for when in marks if when <= moment]
         if earlier:  # work since the last mark is what is repeated; the rest is for a slow round and the writing
             assert moment - max(earlier) <= interval_s + 0.8
+
+
+def test_a_run_made_before_a_key_existed_is_still_read(tmp_path: Path) -> None:
+    """Keys that a newer version has besides do not make a finished directory another's; other values do."""
+    config = make_config()
+    before = otafl.run(config, out=tmp_path / "run", device="cpu")
+    stored = tmp_path / "run" / "config.toml"
+    text = stored.read_text()
+    start = text.index("[imperfect]")
+    older = text[:start] + text[text.index("[algorithm]", start) :]
+    assert older != text
+    stored.write_text(older)
+    assert np.array_equal(read_run(tmp_path / "run").metrics["test_loss"], before.metrics["test_loss"])
+    stored.write_text(older.replace("lr = 0.1", "lr = 0.2"))
+    with pytest.raises(RunDirectoryError, match="another configuration"):
+        otafl.run(config, out=tmp_path / "run", device="cpu")

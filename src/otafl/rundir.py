@@ -34,7 +34,7 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from otafl.config import Config
-from otafl.errors import RunBusyError, RunDirectoryError
+from otafl.errors import OtaflError, RunBusyError, RunDirectoryError
 
 CHECKPOINT_FORMAT = 1
 KEPT_CHECKPOINTS = 2
@@ -93,12 +93,19 @@ class RunDirectory:
                 raise RunDirectoryError(f"{path}: is not a run directory (no config.toml); choose another with --out")
             return False
         stored = (path / "config.toml").read_text(encoding="utf-8", errors="replace")
-        if stored != self._config.to_toml():
+        if stored != self._config.to_toml() and not self._resolves_alike(stored):
             raise RunDirectoryError(
                 f"{path}: was made by another configuration ({_difference(stored, self._config.to_toml())}); "
                 "choose another directory with --out"
             )
         return True
+
+    def _resolves_alike(self, stored: str) -> bool:
+        """Whether a stored configuration is this one but for keys that did not exist when it was written."""
+        try:
+            return Config.from_toml(stored) == self._config
+        except (OtaflError, ValueError, RecursionError):
+            return False
 
     def _take_lock(self) -> None:
         lock = open(self.path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run

@@ -69,6 +69,11 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
             )
     report = Account()
     gap = _who_is_heard(report, prob)
+    if getattr(sim.config.fading.spec, "memory", "independent") != "independent":
+        report.warnings.append(
+            "fading has a memory: the analysis takes activations of different rounds as independent, "
+            "so mixing and staleness here are too good"
+        )
     found = estimates.constants(sim, points)
     for name, symbol in SYMBOLS.items():
         report.add(symbol, found[name].value, found[name].how)
