@@ -301,6 +301,9 @@ def _check_one_world(built: Mapping[str, Any]) -> None:
     }
     if len(files) == 1 or len(set(files.values())) > 1:
         raise ConfigError('a measured channel needs pathloss.name and fading.name = "measured" with the same file')
+    scenario, loss = getattr(fading, "scenario", ""), built["pathloss"].name
+    if built["fading"].name == "sionna-38901" and scenario != loss:
+        raise ConfigError(f"fading.scenario = {scenario!r}, pathloss.name = {loss!r}: line of sight is one for both")
     if getattr(fading, "memory", None) != "clarke":
         return
     for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):

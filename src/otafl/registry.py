@@ -57,6 +57,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "measured": "otafl.world.measured:MeasuredFading",
         "sionna-tdl": "otafl.integrations.sionna:TDL",
         "sionna-cdl": "otafl.integrations.sionna:CDL",
+        "sionna-38901": "otafl.integrations.sionna:ScenarioFading",
         "none": "otafl.world.fading:NoFading",
     },
     "mobility": {

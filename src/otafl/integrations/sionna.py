@@ -1,4 +1,4 @@
-"""Fading from Sionna's tapped and clustered delay lines (3GPP TR 38.901, section 7.7), as narrowband coefficients.
+"""Fading from Sionna, as narrowband coefficients: TR 38.901's scenarios, and its tapped and clustered delay lines.
 
 Sionna is loaded where it is needed only. It draws from a generator of its own, seeded by the world's stream, and
 PyTorch's default generator, which loading Sionna reseeds, is left as it was.
@@ -21,9 +21,13 @@ from numpy.typing import NDArray
 from otafl.errors import OtaflError
 from otafl.random import Streams
 from otafl.world.fading import Rayleigh
+from otafl.world.placement import Cell
+from otafl.world.tr38901 import RMa, Scenario, UMa, UMi
 
 Array = NDArray[np.float64]
 REFERENCE_DRAWS = 20_000
+DROPS = 32  # rounds that Sionna draws at once
+SCENARIOS: dict[str, type[Scenario]] = {"uma": UMa, "umi": UMi, "rma": RMa}
 
 
 @contextlib.contextmanager
@@ -84,6 +88,13 @@ def _levels(line: _DelayLine) -> Array:
     return np.sort(np.abs(line.coefficients(np.zeros((1, REFERENCE_DRAWS, 2)), Streams(0))[0]) ** 2)
 
 
+def _antenna(tr38901: Any, carrier_hz: float) -> Any:
+    """One omnidirectional antenna."""
+    one = {"num_rows_per_panel": 1, "num_cols_per_panel": 1}
+    kind = {"polarization": "single", "polarization_type": "V", "antenna_pattern": "omni"}
+    return tr38901.PanelArray(**one, **kind, carrier_frequency=carrier_hz)
+
+
 @dataclass(frozen=True)
 class TDL(_DelayLine):
     """Tapped delay line of TR 38.901, from Sionna."""
@@ -98,16 +109,69 @@ class CDL(_DelayLine):
     """Clustered delay line of TR 38.901, from Sionna, with one omnidirectional antenna at either end."""
 
     def _channel(self, tr38901: Any) -> Any:
-        ends = [
-            tr38901.PanelArray(
-                num_rows_per_panel=1,
-                num_cols_per_panel=1,
-                polarization="single",
-                polarization_type="V",
-                antenna_pattern="omni",
-                carrier_frequency=self.carrier_hz,
-            )
-            for _ in range(2)
-        ]
+        ends = [_antenna(tr38901, self.carrier_hz), _antenna(tr38901, self.carrier_hz)]
         speeds = {"min_speed": self.speed_mps, "max_speed": self.speed_mps}
         return tr38901.CDL(self.model, self.delay_spread_s, self.carrier_hz, *ends, "uplink", **speeds)
+
+
+@dataclass(frozen=True)
+class ScenarioFading:
+    """Small-scale fading of a TR 38.901 scenario, from Sionna; slow. Choose the same scenario as path loss.
+
+    Line of sight is that of the path loss (its defaults), round by round, so that both tell one story; path loss and
+    shadowing are the path loss's. Successive rounds are drawn afresh.
+    """
+
+    scenario: Literal["uma", "umi", "rma"] = "uma"
+    """As `pathloss.name`."""
+
+    def coefficients(self, positions_m: Array, streams: Streams) -> NDArray[np.complex128]:
+        """The sum of all paths in every round and device, [T, M]."""
+        law = SCENARIOS[self.scenario]()
+        seen = law.in_sight(positions_m, streams)
+        parts = []
+        for start in range(0, len(positions_m), DROPS):
+            rows = np.minimum(np.arange(start, start + DROPS), len(positions_m) - 1)  # always as many draws
+            with sionna(streams.key("fading, sionna", start)) as tr38901:
+                parts.append(self._drops(tr38901, law, positions_m[rows], seen[rows]))
+        return np.concatenate(parts)[: len(positions_m)]
+
+    def _drops(self, tr38901: Any, law: Scenario, positions_m: Array, seen: NDArray[np.bool_]) -> Any:
+        ends = {f"{end}_array": _antenna(tr38901, law.carrier_hz) for end in ("ut", "bs")}
+        indoor = {} if self.scenario == "rma" else {"o2i_model": "low"}
+        channel = getattr(tr38901, type(law).__name__)(
+            carrier_frequency=law.carrier_hz,
+            direction="uplink",
+            enable_pathloss=False,
+            enable_shadow_fading=False,
+            **ends,
+            **indoor,
+        )
+        drops, devices = positions_m.shape[:2]
+        places, server = torch.zeros(drops, devices, 3), torch.zeros(drops, 1, 3)
+        places[..., :2] = torch.from_numpy(positions_m)
+        places[..., 2], server[..., 2] = law.device_height_m, law.server_height_m
+        still = torch.zeros(drops, devices, 3)
+        channel.set_topology(
+            ut_loc=places,
+            bs_loc=server,
+            ut_orientations=still,
+            bs_orientations=torch.zeros(drops, 1, 3),
+            ut_velocities=still,
+            in_state=torch.zeros(drops, devices, dtype=torch.bool),
+            los=torch.from_numpy(seen)[:, None, :],
+        )
+        paths, _ = channel(1, 1.0)
+        return paths.sum(-2)[:, 0, 0, :, 0, 0].cpu().numpy().astype(np.complex128)
+
+    def exceed_prob(self, power: Array) -> Array:
+        """The share of draws at uniform places of a cell of 1500 m, whether in sight or not."""
+        levels = _scenario_levels(self)
+        return np.asarray(1 - np.searchsorted(levels, power, side="left") / len(levels))
+
+
+@lru_cache(maxsize=4)
+def _scenario_levels(fading: ScenarioFading) -> Array:
+    """Powers of many draws, sorted."""
+    where = np.stack([Cell(devices=100, placement="uniform").place(Streams(seed)) for seed in range(DROPS)])
+    return np.sort(np.abs(fading.coefficients(where, Streams(0))).ravel() ** 2)

@@ -68,8 +68,7 @@ class Scenario:
     def gains(self, positions_m: Array, streams: Streams) -> Array:
         """Λ of every round and device, [T, M]."""
         distance_m = np.hypot(positions_m[..., 0], positions_m[..., 1])
-        field = along_path(positions_m, self.los_decorrelation_m, streams, "line of sight")
-        seen = special.ndtr(field) < self._los_prob(distance_m)
+        seen = self.in_sight(positions_m, streams)
         loss = np.where(seen, *self.loss_db(distance_m))
         if self.shadowing:
             for deviation, decorrelation_m, name, here in zip(
@@ -77,6 +76,12 @@ class Scenario:
             ):
                 loss += here * deviation * along_path(positions_m, decorrelation_m, streams, f"shadowing, {name}")
         return np.asarray(10 ** (-loss / 10))
+
+    def in_sight(self, positions_m: Array, streams: Streams) -> NDArray[np.bool_]:
+        """Whether a device sees the server, of every round and device, [T, M]."""
+        field = along_path(positions_m, self.los_decorrelation_m, streams, "line of sight")
+        seen = special.ndtr(field) < self._los_prob(np.hypot(positions_m[..., 0], positions_m[..., 1]))
+        return np.asarray(seen)
 
     def _los_prob(self, distance_m: Array) -> Array:
         if self.los == "random":
