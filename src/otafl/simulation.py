@@ -104,6 +104,10 @@ class Simulation:
         if self._active is not None and device.type != "cpu":
             self.problem = dataclasses.replace(self.problem, most_last_heard=self._active.most_last())
         self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
+        self._downlink = None
+        if isinstance(self.air, Air):
+            masks = None if self._active is None else self._active.masks.cpu().numpy()
+            self._downlink = imperfect.downlink(self.seeds, self.air.noise, masks)
 
     def init(self) -> Any:
         """The algorithm's state before round 0."""
@@ -198,6 +202,7 @@ class Simulation:
             active=active,
             useful=useful,
             plan=plan,
+            downlink=self._downlink,
         )
 
     def check(self) -> None:

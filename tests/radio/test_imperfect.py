@@ -14,7 +14,7 @@ from otafl.fold import run
 from otafl.radio.air import addressed_noise
 from otafl.radio.imperfect import ImperfectAir, Imperfections
 from otafl.random import Streams
-from tests.conftest import make_config, simulate
+from tests.conftest import make_config, make_quadratic, simulate
 
 CPU = torch.device("cpu")
 FLAWS: list[dict[str, Any]] = [
@@ -26,6 +26,7 @@ FLAWS: list[dict[str, Any]] = [
     {"clip_amplitude": 1.5},
     {"bits": 4},
     {"interference_dbm_hz": -190.0},
+    {"downlink_std": 0.05},
     {"pilot_snr_db": 15.0, "phase_std_rad": 0.2, "bits": 6, "clip_amplitude": 2.0, "block_uses": 20, "timing_std": 0.1},
 ]
 
@@ -158,6 +159,46 @@ def test_interference_is_noise_nobody_knows_of() -> None:
     assert simulate(
         make_config(overrides={"imperfect.interference_dbm_hz": -170.0})
     ).problem.noise_var_j == pytest.approx(simulate(make_config()).problem.noise_var_j)
+
+
+def test_downlink_errors_last_until_the_next_reception() -> None:
+    """Fresh after a device was heard, the same while it is not, none before its first reception."""
+    sim = simulate(make_config(overrides={"imperfect.downlink_std": 0.1, "experiment.rounds": 30}))
+    active, like = sim._active.masks.numpy(), sim.problem.initial
+    assert active.any(0).any()
+    assert not active.all(0).any()
+    errors = [sim._downlink.errors(t, True, like, 4) for t in range(30)]
+    assert not errors[0].any()
+    for t in range(29):
+        same = (errors[t + 1] == errors[t]).all(-1).numpy()
+        assert (same == ~active[t]).all()
+    everything = torch.stack(errors)
+    drawn = everything[everything.abs().sum(-1) > 0]
+    assert abs(float(drawn.std()) - 0.1) < 0.01
+
+
+@pytest.mark.parametrize("algorithm", ["vanilla", "fedoag"])
+def test_downlink_errors_move_gradients_and_are_not_sent(algorithm: str) -> None:
+    """½‖x − c_i‖², one step: the update is c_i − (x + e_i), against the clean model or anchor."""
+    keys = {"imperfect.downlink_std": 0.1, "training.local_steps": 1}
+    sim = simulate(make_quadratic(algorithm, keys))
+    state = sim.step(sim.step(sim.init(), 0).state, 1).state
+    round_ = sim.round_at(2)
+    if algorithm == "vanilla":
+        start, own = state.params, False
+        updates = round_.train(start).dense()
+        models = start[:, None]
+    else:
+        own, models = True, state.local_params.clone()
+        reference = (state.local_params.clone(), torch.arange(4).expand(2, 4))
+        updates = round_.train(state.local_params, reference=reference).dense()
+    errors = sim._downlink.errors(2, own, state.params, 4)
+    clean = simulate(make_quadratic(algorithm, {"training.local_steps": 1})).round_at(2)
+    plain = clean.train(
+        models.expand(2, 4, -1).clone(), reference=(models.expand(2, 4, -1).clone(), torch.arange(4).expand(2, 4))
+    ).dense()
+    assert torch.allclose(updates, plain - errors)
+    assert errors.abs().max() > 0
 
 
 @pytest.mark.parametrize(

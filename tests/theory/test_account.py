@@ -71,3 +71,12 @@ def test_a_run_is_shown_beside_and_a_diverged_one_refused() -> None:
     broken = dataclasses.replace(result, params=result.params * torch.nan)
     with pytest.raises(ConfigError, match="diverged"):
         account(sim, broken)
+
+
+def test_what_the_analysis_does_not_cover_is_said() -> None:
+    plain = account(simulate(make_config())).warnings
+    lasting = account(simulate(make_config(overrides={"fading.memory": "autoregressive"}))).warnings
+    flawed = account(simulate(make_config(overrides={"imperfect.phase_std_rad": 0.1}))).warnings
+    assert not any("memory" in line or "imperfect" in line for line in plain)
+    assert any("fading has a memory" in line for line in lasting)
+    assert any("the radio is imperfect" in line for line in flawed)

@@ -37,12 +37,13 @@ import torch
 from torch import Tensor
 
 from otafl.engine.objective import Objective
-from otafl.engine.rows import announce, rows_of
+from otafl.engine.rows import Rows, announce, rows_of
 from otafl.engine.training import Engine, LocalWork
-from otafl.engine.updates import Updates
+from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import PluginError
 from otafl.radio.air import Air, IdealAir, Transmission, check_mask
 from otafl.radio.csi import Reports, View
+from otafl.radio.imperfect import Downlink
 from otafl.radio.knowledge import Knowledge
 from otafl.random import Streams
 
@@ -131,8 +132,9 @@ class Round:
         active: Tensor | None,
         useful: Tensor | None,
         plan: Mapping[str, Tensor],
+        downlink: Downlink | None = None,
     ) -> None:
-        self.problem, self.seeds = problem, seeds
+        self.problem, self.seeds, self._downlink = problem, seeds, downlink
         self.plan = plan
         """What the method's `plan` decided for this round, each [S, ...]."""
         self.t: Any = t
@@ -185,8 +187,23 @@ class Round:
         check_mask(self._owner, "train()", who, shape)
         rows, batches = rows_of(who), self._batches()
         mask = who if rows.padded else None
+        if self._downlink is not None:
+            return self._train_from_received(start, rows, batches, reference)
         work = LocalWork(self._objective, start, rows, batches, self._local_steps, self.lr, mask, reference)
         return self._engine.train(work)
+
+    def _train_from_received(
+        self, start: Tensor, rows: Rows, batches: Tensor, reference: tuple[Tensor, Tensor] | None
+    ) -> Updates:
+        """As `train`, where devices have received models with errors, which they do not send."""
+        assert self._downlink is not None
+        num_devices = batches.shape[1]
+        errors = self._downlink.errors(int(self.t), start.dim() == 3, start, num_devices)
+        received = (start if start.dim() == 3 else start[:, None]) + errors
+        work = LocalWork(self._objective, received, rows, batches, self._local_steps, self.lr)
+        end = self._engine.train(work).end - errors
+        shared = shared_reference(start, num_devices) if start.dim() == 2 else own_references(start)
+        return Updates(end, *(reference or shared), self.lr)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
         """Devices `who` tell the server one real number each, error-free; counted in the ledger."""

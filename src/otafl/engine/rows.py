@@ -80,7 +80,7 @@ class Schedule:
 
     def __init__(self, masks: NDArray[np.bool_], device: torch.device) -> None:
         """Masks [T, S, M]."""
-        self._masks = torch.from_numpy(masks).to(device)
+        self.masks = torch.from_numpy(masks).to(device)
         self._num_devices = masks.shape[2]
         rounds, rows = np.nonzero(masks.reshape(len(masks), -1))
         self._index = torch.from_numpy(rows).to(device)
@@ -91,18 +91,18 @@ class Schedule:
     def at(self, t: int) -> Tensor:
         """The mask of round t, announced."""
         index = self._index[self._first[t] : self._first[t + 1]]
-        return announce(self._masks[t].clone(), Rows(index, tuple(self._bounds[t]), self._num_devices))
+        return announce(self.masks[t].clone(), Rows(index, tuple(self._bounds[t]), self._num_devices))
 
     def pick(self, t: Tensor) -> Tensor:
         """The mask of the round in a tensor, announced with equally many rows in every round and seed."""
         index = self._padded.index_select(0, t.view(1))[0]
         bounds = tuple(range(0, index.numel() + 1, index.shape[1]))
         rows = Rows(index.flatten(), bounds, self._num_devices, padded=True)
-        return announce(self._masks.index_select(0, t.view(1))[0], rows)
+        return announce(self.masks.index_select(0, t.view(1))[0], rows)
 
     def most_last(self) -> int:
         """Most different rounds in which the devices of a seed were last in the mask ("never" is one), at any time."""
-        masks = self._masks.cpu().numpy()
+        masks = self.masks.cpu().numpy()
         last = np.full(masks.shape[1:], -1)
         most = 1
         for number, mask in enumerate(masks):
@@ -113,11 +113,11 @@ class Schedule:
     @cached_property
     def _padded(self) -> Tensor:
         """Rows of each round and seed, those of the mask first, as many as the largest mask has, [T, S, C]."""
-        masks = self._masks.cpu().numpy()
+        masks = self.masks.cpu().numpy()
         most = max(1, masks.sum(-1).max())
         devices = np.argsort(~masks, axis=-1, kind="stable")[..., :most]
         seeds = np.arange(masks.shape[1])[:, None]
-        return torch.from_numpy(np.sort(devices, axis=-1) + seeds * self._num_devices).to(self._masks.device)
+        return torch.from_numpy(np.sort(devices, axis=-1) + seeds * self._num_devices).to(self.masks.device)
 
 
 def replace_rows(models: Tensor, who: Tensor, params: Tensor, in_place: bool) -> Tensor:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otafl.errors import ConfigError
-from otafl.radio.air import Air, Signal
+from otafl.radio.air import Air, NoiseSource, Signal
 from otafl.random import Streams
 from otafl.units import db_to_linear, dbm_to_watt
 from otafl.world.process import independent
@@ -48,6 +48,8 @@ class Imperfections:
     """Of the digital-to-analog converter, full scale at the device's largest value; 0: not quantised."""
     interference_dbm_hz: float = -math.inf
     """Density of Gaussian interference from a neighbouring cell, which no method knows of."""
+    downlink_std: Annotated[float, Ge(0)] = 0.0
+    """Gaussian error on every parameter of a model that a device receives; the first model is known to all."""
 
     def __post_init__(self) -> None:
         for name in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude"):
@@ -62,6 +64,18 @@ class Imperfections:
     def none(self) -> bool:
         """Whether the radio is perfect."""
         return self == Imperfections()
+
+    def downlink(
+        self, seeds: tuple[int, ...], noise: NoiseSource, active: NDArray[np.bool_] | None
+    ) -> "Downlink | None":
+        """What devices receive, where that has errors; those in the mask [T, S, M] receive, or all."""
+        if self.downlink_std == 0:
+            return None
+        last = None
+        if active is not None:
+            rounds = np.where(active, np.arange(len(active))[:, None, None], -1)
+            last = np.concatenate([np.full_like(rounds[:1], -1), np.maximum.accumulate(rounds, axis=0)[:-1]])
+        return Downlink(seeds, self.downlink_std, noise, last)
 
     @property
     def dense(self) -> bool:
@@ -89,6 +103,32 @@ class Imperfections:
         return np.asarray(
             h * np.exp(1j * self.phase_std_rad * math.sqrt(2) * independent(h[..., None], streams, "phase").real)
         )
+
+
+@dataclass(frozen=True)
+class Downlink:
+    """Errors of the models that devices hold, as they received them.
+
+    A device trains from x_i + e_i with the error e_i of its last reception. It knows neither x_i nor e_i, but it takes
+    differences to what it received, so that e_i is not in what it sends: only where it evaluates gradients.
+    """
+
+    seeds: tuple[int, ...]
+    std: float
+    noise: NoiseSource
+    last_heard: NDArray[np.int64] | None
+    """Last round before round t in which a device was heard, −1 for never, [T, S, M]; where only those receive."""
+
+    def errors(self, t: int, own: bool, like: Tensor, num_devices: int) -> Tensor:
+        """E_i of every device in round t, [S, M, P]; without models of their `own` all receive in every round."""
+        size = like.shape[-1]
+        result = like.new_zeros(len(self.seeds), num_devices, size)
+        for s, seed in enumerate(self.seeds):
+            for i in range(num_devices):
+                received = t - 1 if not own or self.last_heard is None else int(self.last_heard[t, s, i])
+                if received >= 0:
+                    result[s, i] = self.noise((seed,), f"downlink/{i}", received, size)[0] * self.std
+        return result
 
 
 @dataclass(frozen=True)

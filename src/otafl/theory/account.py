@@ -74,6 +74,11 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
             "fading has a memory: the analysis takes activations of different rounds as independent, "
             "so mixing and staleness here are too good"
         )
+    if not sim.config.imperfect.none:
+        report.warnings.append(
+            "the radio is imperfect: the analysis, and the probabilities here, are those of devices that know their "
+            "channels and a server that hears the sum as it was sent"
+        )
     found = estimates.constants(sim, points)
     for name, symbol in SYMBOLS.items():
         report.add(symbol, found[name].value, found[name].how)
