@@ -33,7 +33,7 @@ from otafl.radio.knowledge import Knowledge, Quantity
 from otafl.radio.link import inversion_threshold
 from otafl.random import Streams
 from otafl.registry import guarded
-from otafl.world.channel import Trajectory, active_prob, trajectory
+from otafl.world.channel import Trajectory, active_prob, combined_prob, trajectory
 from otafl.world.data import Dataset, load_dataset
 
 
@@ -223,12 +223,15 @@ class Simulation:
         return mean
 
     def uplink_probability(self, place: int = 0) -> NDArray[np.float64] | None:
-        """p_i^t of the seed in this place, [T, M], where the method has one threshold γ for all; else None."""
+        """p_i^t of the seed in this place, [T, M]; None without one threshold γ for all, or without a formula."""
         gamma = getattr(self.algorithm, "gamma", None)
         if gamma is None:
             return None
         threshold = inversion_threshold(gamma, self.problem.num_params, self.problem.symbol_energy_j)
-        return active_prob(self.worlds[place], self.config.fading.spec, threshold, slice(None))
+        world, antennas = self.worlds[place], self.config.radio.antennas
+        if antennas == 1:
+            return active_prob(world, self.config.fading.spec, threshold, slice(None))
+        return combined_prob(world.antenna_gain, antennas, threshold) if self.config.fading.name == "rayleigh" else None
 
     @property
     def _who(self) -> str:
@@ -299,6 +302,7 @@ class Simulation:
             config.fading.spec,
             config.experiment.rounds,
             seed,
+            config.radio.antennas,
         )
 
     def _stacked(self, part: Callable[[Trajectory, Streams], Any]) -> Tensor:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Gt
+from annotated_types import Ge, Gt, Le
 
 from otafl.errors import ConfigError
 from otafl.units import dbm_to_watt
@@ -31,6 +31,8 @@ class LinkBudget:
     """N_0; −inf switches noise off; paper: −173 dBm/Hz."""
     noise_convention: Literal["n0", "n0/2"] = "n0"
     """Variance per real dimension: N_0 (default) or N_0/2."""
+    antennas: Annotated[int, Ge(1), Le(128)] = 1
+    """Of the server, with independent fading and maximum-ratio combining for the sum of all devices; paper: 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.symbol_energy_j < math.inf:

@@ -36,13 +36,15 @@ class Trajectory:
     """Λ_i^t = E|h_i^t|², linear, [T, M]."""
     coeff: NDArray[np.complex128]
     """h_i^t, [T, M]."""
+    antenna_gain: NDArray[np.float64]
+    """Mean gain at one antenna, [T, M]; Λ where there is one."""
 
 
 @lru_cache(maxsize=KEPT_TRAJECTORIES)
 def trajectory(
-    cell: Cell, mobility: Mobility, pathloss: PathLoss, fading: Fading, num_rounds: int, seed: int
+    cell: Cell, mobility: Mobility, pathloss: PathLoss, fading: Fading, num_rounds: int, seed: int, antennas: int = 1
 ) -> Trajectory:
-    """The trajectory of one seed over `num_rounds` rounds."""
+    """The trajectory of one seed over `num_rounds` rounds; with several receive antennas, after combining."""
     streams = Streams(seed)
     shape = (num_rounds, cell.devices)
     start_m = cell.place(streams)
@@ -62,11 +64,34 @@ def trajectory(
     _check("pathloss", pathloss, mean_gain, shape)
     if not (mean_gain > 0).all():
         raise PluginError(f"pathloss {type(pathloss).__name__}: a mean gain is not positive")
-    coefficients = guarded(
-        f"fading {type(fading).__name__}: coefficients", fading, lambda: fading.coefficients(positions_m, streams)
-    )
-    _check("fading", fading, coefficients, shape)
-    return Trajectory(positions_m, distance_m, mean_gain, np.sqrt(mean_gain) * coefficients)
+    each = []
+    for k in range(antennas):
+        mine = streams if k == 0 else Streams(streams.key("antenna", k))
+        coefficients = guarded(
+            f"fading {type(fading).__name__}: coefficients",
+            fading,
+            lambda mine=mine: fading.coefficients(positions_m, mine),  # type: ignore[misc]
+        )
+        _check("fading", fading, coefficients, shape)
+        each.append(np.sqrt(mean_gain) * coefficients)
+    if antennas == 1:
+        return Trajectory(positions_m, distance_m, mean_gain, each[0], mean_gain)
+    return Trajectory(positions_m, distance_m, *combined(mean_gain, np.stack(each)), mean_gain)
+
+
+def combined(
+    mean_gain: NDArray[np.float64], h: NDArray[np.complex128]
+) -> tuple[NDArray[np.float64], NDArray[np.complex128]]:
+    """Mean gains and channels [T, M] after maximum-ratio combining of several antennas' [N, T, M].
+
+    All devices send one pilot at once; the server hears Σ_i h_i at every antenna, combines with c = Σ_i h_i/‖Σ_i h_i‖,
+    and so learns nothing about single devices. Device i is left with c^H h_i, under Rayleigh fading of mean power
+    Λ_i (1 + (N − 1) Λ_i/Σ_j Λ_j), which is N Λ_i for one device; the noise is that of one antenna.
+    """
+    total = h.sum(-1, keepdims=True)
+    combiner = total / np.linalg.norm(total, axis=0)
+    grown = mean_gain * (1 + (len(h) - 1) * mean_gain / mean_gain.sum(-1, keepdims=True))
+    return grown, np.asarray((combiner.conj() * h).sum(0))
 
 
 def _check(kind: str, model: object, values: object, shape: tuple[int, ...]) -> None:
@@ -85,3 +110,20 @@ def active_prob(
 ) -> NDArray[np.float64]:
     """Uplink probability P(|h_i| ≥ threshold) of every device in round t [M], or in several rounds [·, M]."""
     return np.asarray(fading.exceed_prob(threshold**2 / trajectory.mean_gain[t]), dtype=np.float64)
+
+
+def combined_prob(gain: NDArray[np.float64], antennas: int, threshold: float, nodes: int = 64) -> NDArray[np.float64]:
+    """P(|c^H h_i| ≥ threshold) after combining under Rayleigh fading, from gains [..., M] at one antenna.
+
+    With S = Σ_j h_j, h_i is (Λ_i/Λ) S + d_i, where d_i is independent of S; so c^H h_i is Rician given ‖S‖², which is
+    Λ = Σ_j Λ_j times a Gamma variable of shape N: an integral of Marcum's Q.
+    """
+    from scipy import special, stats  # slow to load, and seldom needed
+
+    share = gain / gain.sum(-1, keepdims=True)
+    if gain.shape[-1] == 1:
+        return np.asarray(special.gammaincc(antennas, threshold**2 / gain))
+    node, weight = special.roots_genlaguerre(nodes, antennas - 1)
+    rest = gain * (1 - share)
+    seen = stats.ncx2.sf(2 * threshold**2 / rest[..., None], 2, 2 * (share * gain / rest)[..., None] * node)
+    return np.asarray((seen * weight).sum(-1) / weight.sum())
