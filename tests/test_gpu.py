@@ -41,6 +41,16 @@ def test_cpu_and_gpu_agree_with_the_same_noise(algorithm: str, engine: str) -> N
         assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-7, abs=1e-9, nan_ok=True), name
 
 
+@pytest.mark.parametrize("algorithm", ["fedoag", "fedoag-plus", "vanilla", "sca"])
+def test_imperfect_radios_agree_too(algorithm: str) -> None:
+    flaws = {"pilot_snr_db": 15.0, "phase_std_rad": 0.2, "bits": 6, "clip_amplitude": 2.0, "block_uses": 20}
+    flaws |= {"timing_std": 0.1, "interference_dbm_hz": -190.0, "downlink_std": 0.05}
+    keys = {"cell.devices": 8, "experiment.rounds": 10, **{f"imperfect.{key}": value for key, value in flaws.items()}}
+    config = make_config(algorithm, keys)
+    one, other = (otafl.run(config, device=d, noise=host_noise(d)) for d in ("cpu", "cuda"))
+    assert torch.allclose(one.params, other.params.cpu(), rtol=1e-7, atol=1e-8)
+
+
 def test_same_world_on_both() -> None:
     config = make_config("fedoag", {"cell.devices": 8})
     one, other = simulate(config, "cpu"), simulate(config, "cuda")
