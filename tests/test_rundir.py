@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 import otafl
 from otafl import rundir
-from otafl.config import resolve
+from otafl.config import digest_of, resolve
 from otafl.errors import RunDirectoryError
 from otafl.fold import Interrupted
 from otafl.report.runs import read_run
@@ -360,7 +360,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
 
 def test_a_run_made_before_a_key_existed_is_still_read(tmp_path: Path) -> None:
     """Keys that a newer version has besides do not make a finished directory another's; other values do."""
-    config = make_config()
+    config = make_config(overrides={"experiment.checkpoint_s": 1e-9})
     before = otafl.run(config, out=tmp_path / "run", device="cpu")
     stored = tmp_path / "run" / "config.toml"
     text = stored.read_text()
@@ -369,6 +369,15 @@ def test_a_run_made_before_a_key_existed_is_still_read(tmp_path: Path) -> None:
     assert older != text
     stored.write_text(older)
     assert np.array_equal(read_run(tmp_path / "run").metrics["test_loss"], before.metrics["test_loss"])
+    unfinished = tmp_path / "unfinished"
+    run_until(unfinished, 3, config)
+    (unfinished / "config.toml").write_text(older)
+    for header in unfinished.glob("checkpoint/*/checkpoint.json"):
+        content = json.loads(header.read_text())
+        content.pop("seal")
+        content["config"] = digest_of(tomllib.loads(older))
+        header.write_text(json.dumps(rundir._sealed(content)))
+    assert torch.equal(otafl.run(config, out=unfinished, device="cpu").params, before.params)
     stored.write_text(older.replace("lr = 0.1", "lr = 0.2"))
     with pytest.raises(RunDirectoryError, match="another configuration"):
         otafl.run(config, out=tmp_path / "run", device="cpu")

@@ -134,11 +134,16 @@ class Config:
     @property
     def digest(self) -> str:
         """Hash of the resolved configuration."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+        return digest_of(self.to_dict())
 
     def replace(self, overrides: Mapping[str, Any]) -> "Config":
         """This configuration with `{"section.key": value}` changed."""
         return resolve(self.to_dict(), _nest(overrides), keep_fitting=True)
+
+
+def digest_of(sections: Mapping[str, Any]) -> str:
+    """Hash of a configuration's sections and keys."""
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
 
 SECTIONS = (
@@ -156,6 +161,7 @@ SECTIONS = (
 )
 PLAIN: dict[str, type] = {"experiment": Experiment, "training": Training, "cell": Cell}
 PLAIN |= {"radio": LinkBudget, "imperfect": Imperfections}
+SEVERAL_ANTENNAS = ("rayleigh", "nakagami", "weibull", "double-rayleigh", "log-normal", "suzuki")  # zero mean
 MAY_BE_INFINITE = {("radio", "noise_dbm_hz")}
 MAY_BE_INFINITE |= {("imperfect", key) for key in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude")}
 CHOSEN = {
@@ -294,24 +300,33 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
 
 
 def _check_one_world(built: Mapping[str, Any]) -> None:
-    """Refuse two values of what is one thing, where fading follows motion."""
-    fading = built["fading"].spec
-    files = {
-        section: built[section].spec.file for section in ("pathloss", "fading") if built[section].name == "measured"
-    }
-    if len(files) == 1 or len(set(files.values())) > 1:
-        raise ConfigError('a measured channel needs pathloss.name and fading.name = "measured" with the same file')
-    scenario, loss = getattr(fading, "scenario", ""), built["pathloss"].name
-    if built["fading"].name == "sionna-38901" and scenario != loss:
-        raise ConfigError(f"fading.scenario = {scenario!r}, pathloss.name = {loss!r}: line of sight is one for both")
-    if getattr(fading, "memory", None) != "clarke":
-        return
-    for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):
-        mine, other = getattr(fading, key), getattr(built[section].spec, key, None)
-        if other is not None and other != mine:
+    """Refuse two values of what is one thing, and combinations that no model covers."""
+    fading, loss, name = built["fading"].spec, built["pathloss"], built["fading"].name
+    measured = [built[section].name == "measured" for section in ("pathloss", "fading")]
+    if any(measured):
+        pairs = [(c.spec.file, c.spec.values, c.spec.round_s) for c in (loss, built["fading"]) if c.name == "measured"]
+        if not all(measured) or pairs[0] != pairs[1]:
             raise ConfigError(
-                f"fading.{key} = {mine:g}, but {section}.{key} = {other:g}: they are one; make them agree"
+                'a measured channel needs "measured" in [pathloss] and [fading], with the same file, values and round_s'
             )
+    if name == "sionna-38901":
+        if fading.scenario != loss.name:
+            raise ConfigError(
+                f"fading.scenario = {fading.scenario!r}, pathloss.name = {loss.name!r}: line of sight is one for both"
+            )
+        if dataclasses.replace(loss.spec, shadowing=True) != type(loss.spec)():
+            raise ConfigError('fading.name = "sionna-38901": leave [pathloss] at its defaults, but for shadowing')
+    if built["radio"].antennas > 1 and name not in SEVERAL_ANTENNAS:
+        raise ConfigError(f"radio.antennas: several are modelled for {', '.join(SEVERAL_ANTENNAS)} fading")
+    if built["imperfect"].block_uses and name != "rayleigh":
+        raise ConfigError("imperfect.block_uses: how fading goes on within an upload is known for rayleigh fading only")
+    if getattr(fading, "memory", None) == "clarke" or name in ("sionna-tdl", "sionna-cdl", "measured"):
+        for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):
+            mine, other = getattr(fading, key, None), getattr(built[section].spec, key, None)
+            if mine is not None and other is not None and other != mine:
+                raise ConfigError(
+                    f"fading.{key} = {mine:g}, but {section}.{key} = {other:g}: they are one; make them agree"
+                )
 
 
 def _chosen_class(section: str, name: str) -> type:

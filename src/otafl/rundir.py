@@ -23,6 +23,7 @@ import math
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +34,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from otafl.config import Config
+from otafl.config import Config, digest_of
 from otafl.errors import OtaflError, RunBusyError, RunDirectoryError
 
 CHECKPOINT_FORMAT = 1
@@ -56,6 +57,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self._config = path, config
+        self._digests = {config.digest}  # of this configuration, as written now and by an older version
         self._lock: TextIO | None = None
 
     @staticmethod
@@ -103,9 +105,12 @@ class RunDirectory:
     def _resolves_alike(self, stored: str) -> bool:
         """Whether a stored configuration is this one but for keys that did not exist when it was written."""
         try:
-            return Config.from_toml(stored) == self._config
+            alike = Config.from_toml(stored) == self._config
         except (OtaflError, ValueError, RecursionError):
             return False
+        if alike:
+            self._digests.add(digest_of(tomllib.loads(stored)))
+        return alike
 
     def _take_lock(self) -> None:
         lock = open(self.path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run
@@ -233,7 +238,7 @@ class RunDirectory:
             raise ValueError("checkpoint.json is not a header")
         if _sealed({key: value for key, value in header.items() if key != "seal"}) != header:
             raise ValueError("checkpoint.json does not match its own checksum")
-        if header["config"] != self._config.digest or header["format"] != CHECKPOINT_FORMAT:
+        if header["config"] not in self._digests or header["format"] != CHECKPOINT_FORMAT:
             raise RunDirectoryError(
                 f"{folder}: belongs to another configuration or version of otafl; delete it, or choose another --out"
             )

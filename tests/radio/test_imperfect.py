@@ -63,6 +63,18 @@ def test_runs_hold_the_energy_limit_and_differ_from_the_perfect_radio(algorithm:
     assert not torch.allclose(plain.params, flawed.params)
 
 
+@pytest.mark.parametrize("flaw", [{"timing_std": 0.1}, {"block_uses": 1000}, {"bits": 8}, {"bits": 2}], ids=ids)
+@pytest.mark.parametrize("algorithm", ["fedoag-plus", "vanilla", "opc"])
+def test_the_energy_limit_holds_in_float32_where_it_is_used_up(algorithm: str, flaw: dict[str, Any]) -> None:
+    """The loudest device of these methods is at the limit: rounding must not count as excess."""
+    keys = {"training.precision": "float32", "model.hidden": [300], "experiment.rounds": 8, "cell.devices": 10}
+    result = run(
+        make_config(algorithm, keys | {f"imperfect.{key}": value for key, value in flaw.items()}), device="cpu"
+    )
+    assert (result.metrics["energy_ratio_max"][:, 1:] <= 1 + 1e-9).all()
+    assert result.metrics["energy_ratio_max"][:, 1:].max() > 0.5
+
+
 def test_vanishing_flaws_are_the_perfect_radio() -> None:
     """The dense path, with nothing to do, hears the same."""
     plain = run(make_config(), device="cpu")
@@ -155,7 +167,8 @@ def test_interference_is_noise_nobody_knows_of() -> None:
     heard, ledger = air(50_000, interference_dbm_hz=-170.0).uplink(signal, h, who, h, 0, 0)
     extra = (heard[0] - signal.dense()[0, 0]).square()
     assert abs(float(extra.mean()) / kind.interference_var_j - 1) < 5 * math.sqrt(2 / 50_000)
-    assert float(ledger.noise_norm) == 0
+    assert float(ledger.signal_norm) == pytest.approx(float(signal.norms(who)))  # it is not signal
+    assert float(ledger.noise_norm) == pytest.approx(math.sqrt(50_000 * kind.interference_var_j), rel=0.02)
     assert simulate(
         make_config(overrides={"imperfect.interference_dbm_hz": -170.0})
     ).problem.noise_var_j == pytest.approx(simulate(make_config()).problem.noise_var_j)
@@ -208,6 +221,8 @@ def test_downlink_errors_move_gradients_and_are_not_sent(algorithm: str) -> None
         ({"imperfect.interference_dbm_hz": math.inf}, "density in dBm/Hz"),
         ({"imperfect.bits": 1}, "at least 2"),
         ({"imperfect.timing_std": 2.0}, "imperfect.timing_std"),
+        ({"imperfect.pilot_snr_db": -math.inf}, "at least -100"),
+        ({"imperfect.block_uses": 5, "fading.name": "rician"}, "rayleigh fading only"),
         ({"imperfect.phase_std_rad": -1.0}, "imperfect.phase_std_rad"),
     ],
 )

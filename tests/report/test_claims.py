@@ -2,7 +2,7 @@
 
 import math
 
-from otafl.report.claims import FAILS, HOLDS, OPEN, above, claims, together, within
+from otafl.report.claims import FAILS, HOLDS, OPEN, _over_gamma, above, claims, together, within
 from otafl.report.statistics import Estimate
 from otafl.result import Result
 from tests.experiments.test_studies import made_up
@@ -19,7 +19,8 @@ def test_verdicts_follow_intervals() -> None:
     assert within(unsure, 1.0, 3.0) == OPEN
     assert together([HOLDS, HOLDS]) == HOLDS
     assert together([HOLDS, FAILS]) == "in part"
-    assert together([OPEN, FAILS]) == OPEN
+    assert together([OPEN, FAILS]) == FAILS
+    assert together([OPEN, HOLDS]) == OPEN
 
 
 def level(mean: float, spread: float = 0.001) -> Result:
@@ -51,3 +52,24 @@ def test_claims_hold_fail_or_stay_open() -> None:
     assert found["FedOAG reaches about 83 % in all regimes"] == "exceeded"
     assert found["FedOAG is better than SCA"] == FAILS
     assert verdicts(fedoag=0.83, sca=0.82, spread=0.1)["FedOAG is better than SCA"] == OPEN
+
+
+def over_gamma(*means: float, spread: float = 0.001) -> dict[str, str]:
+    gammas = dict(zip((1e-10, 3e-10, 1e-9, 1e-8), (level(mean, spread) for mean in means), strict=True))
+    results = {(regime, label): level(0.9) for regime in REGIMES for label in ("FedOAG", "SCA", "FedAvg")}
+    results |= {
+        (regime, label): level(0.5) for regime in REGIMES for label in ("BB-interior", "BB-alternative", "vanilla")
+    }
+    return {claim: verdict for claim, _, _, verdict in claims(results, gammas)}
+
+
+def test_claims_over_gamma() -> None:
+    shape, peak = "Accuracy over γ is an inverted U", "Its peak is at γ = 1e-9"
+    assert over_gamma(0.93, 0.9, 0.8, 0.1)[shape] == FAILS  # falls from its end
+    assert over_gamma(math.nan, 0.9, 0.8, 0.1)[shape] == HOLDS  # diverged is lower
+    assert over_gamma(math.nan, 0.9, 0.8, 0.1)[peak] == FAILS
+    assert over_gamma(0.5, 0.8, 0.9, 0.1)[peak] == HOLDS
+    unsure = {1e-10: level(0.5), 3e-10: level(0.8, 0.05), 1e-9: level(0.801, -0.05), 1e-8: level(0.1)}
+    found = {claim: verdict for claim, _, _, verdict in _over_gamma(unsure)}
+    assert found[peak] == OPEN
+    assert _over_gamma({1e-9: level(math.nan)})[0][3] == OPEN

@@ -47,6 +47,7 @@ def test_equal_probabilities_have_a_closed_form() -> None:
     for m, p in ((2, 0.5), (5, 0.3), (40, 0.02), (10, 1.0)):
         assert spectral_gap(np.full(m, p)) == pytest.approx(uniform_gap(m, p), rel=1e-9)
     assert uniform_gap(2, 0.5) == pytest.approx(0.25)  # M_12 = P(both)/2, and the gap is 2 M_12
+    assert uniform_gap(30, 1e-9) == pytest.approx(spectral_gap(np.full(30, 1e-9)), rel=1e-6)
     assert uniform_gap(10, 1.0) == 1  # ρ = 0: FedAvg with receiver noise
 
 

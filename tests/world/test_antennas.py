@@ -59,4 +59,16 @@ def test_the_theory_knows_and_says_where_it_does_not() -> None:
     more = simulate(make_config(overrides={"radio.antennas": 4})).uplink_probability()
     assert (more > simulate(make_config()).uplink_probability()).all()
     with pytest.raises(ConfigError, match="Rayleigh fading only"):
-        account(simulate(make_config(overrides={"radio.antennas": 4, "fading.name": "rician"})))
+        account(simulate(make_config(overrides={"radio.antennas": 4, "fading.name": "weibull"})))
+    for law in ("rician", "none"):  # their means are not 0: the mean gain would be another
+        with pytest.raises(ConfigError, match="several are modelled for"):
+            make_config(overrides={"radio.antennas": 4, "fading.name": law})
+
+
+def test_a_device_that_dominates_has_the_probability_of_being_alone() -> None:
+    from scipy.special import gammaincc
+
+    for antennas, level in ((2, 1.0), (4, 2.0), (4, 6.0)):
+        for other in (1e-3, 1e-4, 1e-12):
+            prob = combined_prob(np.array([1.0, other]), antennas, math.sqrt(level))[0]
+            assert prob == pytest.approx(gammaincc(antennas, level), abs=2e-3)

@@ -117,8 +117,22 @@ def test_a_trace_is_interpolated_on_rounds(tmp_path: Path) -> None:
     assert nearest[:, 0].tolist() == [[0, 10], [0, 10], [32, 10]]
     hold = trace(tmp_path, beyond="hold").positions(np.zeros((3, 2)), RADIUS, 6, Streams(0))
     assert hold[-1, 0].tolist() == [32, 10]
-    again = trace(tmp_path, beyond="repeat").positions(np.zeros((3, 2)), RADIUS, 5, Streams(0))
-    assert again[3].tolist() == again[1].tolist()
+    again = trace(tmp_path, beyond="repeat").positions(np.zeros((3, 2)), RADIUS, 7, Streams(0))
+    assert again[:, 0, 0] == pytest.approx([0, 16, 32, 32, 0, 16, 32], abs=1e-6)  # one more step, then again
+
+
+@pytest.mark.parametrize("beyond", ["hold", "repeat"])
+def test_first_rounds_of_a_trace_do_not_depend_on_how_many_follow(beyond: str, tmp_path: Path) -> None:
+    law = trace(tmp_path, beyond=beyond)
+    long = law.positions(np.zeros((3, 2)), RADIUS, 9, Streams(0))
+    for rounds in range(1, 9):
+        assert np.array_equal(law.positions(np.zeros((3, 2)), RADIUS, rounds, Streams(0)), long[:rounds])
+
+
+def test_devices_are_in_the_order_of_their_numbers_and_rounding_is_forgiven(tmp_path: Path) -> None:
+    rows = "".join(f"{t / 10},{i} , {i},0\n" for i in range(12) for t in range(4))
+    law = trace(tmp_path, "time_s, device,x_m,y_m\n\n  \n" + rows, round_s=0.1)
+    assert law.positions(np.zeros((12, 2)), RADIUS, 4, Streams(0))[3, :, 0].tolist() == list(range(12))
 
 
 def test_of_more_recorded_devices_each_seed_draws_its_own(tmp_path: Path) -> None:
@@ -146,7 +160,8 @@ def test_parquet_is_the_same(tmp_path: Path) -> None:
         ("", "has no column time_s"),
         ("time_s,device,x_m\n0,a,1\n", "has no column y_m"),
         ("time_s,device,x_m,y_m\n", "has no rows"),
-        ("time_s,device,x_m,y_m\n0,a,1\n", "row 1 has 3 values, the header 4"),
+        ("time_s,device,x_m,y_m\n0,a,1\n", "line 2 has 3 values, the header 4"),
+        ("time_s,device,x_m,x_m\n0,a,1,2\n", "two columns 'x_m'"),
         ("time_s,device,x_m,y_m\n0,a,one,2\n", "row 1: x_m = 'one' is not a number"),
         ("time_s,device,x_m,y_m\n0,a,nan,2\n", "row 1: x_m is not a finite number"),
         ("time_s,device,x_m,y_m\n0,a,1,2\n0,a,1,3\n", "two rows at 0 s"),
@@ -185,5 +200,8 @@ def test_measured_channels_come_back_as_measured(tmp_path: Path) -> None:
     again = np.sqrt(gain.gains(where, Streams(0))) * fading.coefficients(where, Streams(0))
     assert np.allclose(again, h[:100])
     assert gain.gains(where, Streams(0))[0] == pytest.approx((np.abs(h) ** 2).mean(0))
+    path.write_text("time_s,device,magnitude\n0,a,-80\n")
+    with pytest.raises(ConfigError, match="not dB"):
+        MeasuredGain(file=str(path)).gains(np.zeros((1, 1, 2)), Streams(0))
     power = np.abs(h) ** 2 / (np.abs(h) ** 2).mean(0)
     assert float(fading.exceed_prob(np.array(0.7))) == pytest.approx((power >= 0.7).mean())

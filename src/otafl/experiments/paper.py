@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otafl.config import Config, load_config, scaled_gamma
+from otafl.errors import ConfigError
 from otafl.experiments.sweep import Case, Sweep
 
 REGIMES = ("stationary", "nonstationary", "mixed")
@@ -127,10 +128,7 @@ def sweep_of(
     """One sweep of all runs that some figures need, and per figure its needs; `overrides` change every run."""
     every = {figure: needs(figure, quick) for figure in FIGURES}
     if overrides:
-        every = {
-            figure: [replace(need, config=need.config.replace(overrides)) for need in found]
-            for figure, found in every.items()
-        }
+        every = {figure: _changed(found, overrides, figure in figures) for figure, found in every.items()}
     named: dict[str, Case] = {}  # a run has one name, whichever figures ask for it
     for need in (need for found in every.values() for need in found):
         named.setdefault(need.config.digest, Case({"regime": need.regime, "run": need.label}, need.config))
@@ -142,3 +140,15 @@ def sweep_of(
         "run": list(dict.fromkeys(case.axes["run"] for case in cases.values())),
     }
     return Sweep("reproduction", tuple(cases.values()), axes), wanted
+
+
+def _changed(found: list[Need], overrides: Mapping[str, Any], asked: bool) -> list[Need]:
+    """Needs with other values; those that cannot have them are left out of figures that nobody asked for."""
+    changed = []
+    for need in found:
+        try:
+            changed.append(replace(need, config=need.config.replace(overrides)))
+        except ConfigError:
+            if asked:
+                raise
+    return changed

@@ -1,7 +1,8 @@
 """Fading from Sionna, as narrowband coefficients: TR 38.901's scenarios, and its tapped and clustered delay lines.
 
-Sionna is loaded where it is needed only. It draws from a generator of its own, seeded by the world's stream, and
-PyTorch's default generator, which loading Sionna reseeds, is left as it was.
+Sionna is loaded where it is needed only, and computes on the CPU, so that worlds are the same with and without a GPU.
+It draws from a generator of its own, seeded by the world's stream, and PyTorch's default generator of the CPU, which
+loading Sionna reseeds, is left as it was. Its delay lines compute in float32: the first of more rounds agree to 1e-6.
 
 Knows: Sionna, random streams.
 Does not know: path loss, thresholds, who transmits.
@@ -11,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ def _antenna(tr38901: Any, carrier_hz: float) -> Any:
     """One omnidirectional antenna."""
     one = {"num_rows_per_panel": 1, "num_cols_per_panel": 1}
     kind = {"polarization": "single", "polarization_type": "V", "antenna_pattern": "omni"}
-    return tr38901.PanelArray(**one, **kind, carrier_frequency=carrier_hz)
+    return tr38901.PanelArray(**one, **kind, carrier_frequency=carrier_hz, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class TDL(_DelayLine):
 
     def _channel(self, tr38901: Any) -> Any:
         speeds = {"min_speed": self.speed_mps, "max_speed": self.speed_mps}
-        return tr38901.TDL(self.model, self.delay_spread_s, self.carrier_hz, **speeds)
+        return tr38901.TDL(self.model, self.delay_spread_s, self.carrier_hz, device="cpu", **speeds)
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,18 @@ class CDL(_DelayLine):
     def _channel(self, tr38901: Any) -> Any:
         ends = [_antenna(tr38901, self.carrier_hz), _antenna(tr38901, self.carrier_hz)]
         speeds = {"min_speed": self.speed_mps, "max_speed": self.speed_mps}
-        return tr38901.CDL(self.model, self.delay_spread_s, self.carrier_hz, *ends, "uplink", **speeds)
+        return tr38901.CDL(self.model, self.delay_spread_s, self.carrier_hz, *ends, "uplink", device="cpu", **speeds)
 
 
 @dataclass(frozen=True)
 class ScenarioFading:
     """Small-scale fading of a TR 38.901 scenario, from Sionna; slow. Choose the same scenario as path loss.
 
-    Line of sight is that of the path loss (its defaults), round by round, so that both tell one story; path loss and
-    shadowing are the path loss's. Successive rounds are drawn afresh.
+    Line of sight is that of the path loss (of which only `shadowing` may differ from its defaults), round by round, so
+    that both tell one story; path loss and shadowing are the path loss's. Successive rounds are drawn afresh.
     """
+
+    pooled: ClassVar[bool] = True
 
     scenario: Literal["uma", "umi", "rma"] = "uma"
     """As `pathloss.name`."""
@@ -144,6 +147,7 @@ class ScenarioFading:
             direction="uplink",
             enable_pathloss=False,
             enable_shadow_fading=False,
+            device="cpu",
             **ends,
             **indoor,
         )

@@ -94,7 +94,16 @@ class Air:
             noise, noise_std = self.noise(self.seeds, name, t, self.num_params), self.noise_var_j**0.5
             noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * (noise_std * transmitted)
             heard.add_(noise, alpha=noise_std)
+        other = self.disturbance(t, use)
+        if other is not None:
+            heard.add_(other)
+            size = torch.linalg.vector_norm(other, dim=-1, dtype=torch.float64) * transmitted
+            noise_norm = torch.hypot(noise_norm, size)
         return heard, Transmission(energy_j, signal_norm, noise_norm, transmitted, self.num_params)
+
+    def disturbance(self, t: Any, use: int) -> Tensor | None:
+        """What else the server hears, [S, P]."""
+        return None
 
     def superposed(
         self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int

@@ -39,7 +39,7 @@ class Imperfections:
     timing_std: Annotated[float, Ge(0), Le(1)] = 0.0
     """Timing error in channel uses, the size of a Gaussian, at most 1: that share of a symbol falls into the next."""
     block_uses: Annotated[int, Ge(0)] = 0
-    """Channel uses over which fading is constant within one upload; 0: a whole upload. The first block is estimated."""
+    """Channel uses over which Rayleigh fading is constant within one upload, the first of them estimated; 0: all."""
     block_correlation: Annotated[float, Ge(0), Le(1)] = 0.99
     """Of the fading of successive blocks."""
     clip_amplitude: Annotated[float, Gt(0)] = math.inf
@@ -57,6 +57,8 @@ class Imperfections:
                 raise ConfigError(f"imperfect.{name} = nan: must be a number")
         if self.interference_dbm_hz == math.inf:
             raise ConfigError("imperfect.interference_dbm_hz = inf: give a density in dBm/Hz, or -inf for none")
+        if self.pilot_snr_db < -100 or self.phase_std_rad > 100:
+            raise ConfigError("imperfect: give pilot_snr_db of at least -100 and phase_std_rad of at most 100")
         if self.bits == 1:
             raise ConfigError("imperfect.bits = 1: at least 2, or 0 for no quantisation")
 
@@ -144,20 +146,23 @@ class ImperfectAir(Air):
         self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
     ) -> tuple[Tensor, Tensor]:
         """The in-phase part of the sum before noise [S, P], and each device's energy [S, M]."""
-        kind, interference = self.imperfect, self.imperfect.interference_var_j
-        if kind.dense:
-            heard, energy_j = self._written_out(signal, tx_scale, who, coeff, int(t), use)
-        else:
-            heard, energy_j = super().superposed(signal, tx_scale, who, coeff, t, use)
-        if interference > 0:
-            heard.add_(self.noise(self.seeds, f"interference/{use}", t, self.num_params), alpha=interference**0.5)
-        return heard, energy_j
+        if self.imperfect.dense:
+            return self._written_out(signal, tx_scale, who, coeff, int(t), use)
+        return super().superposed(signal, tx_scale, who, coeff, t, use)
+
+    def disturbance(self, t: Any, use: int) -> Tensor | None:
+        """Interference, [S, P]."""
+        power = self.imperfect.interference_var_j
+        if power == 0:
+            return None
+        drawn: Tensor = self.noise(self.seeds, f"interference/{use}", t, self.num_params)
+        return drawn.mul_(power**0.5)
 
     def _written_out(
         self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
     ) -> tuple[Tensor, Tensor]:
         kind = self.imperfect
-        energy_j = torch.zeros(who.shape, dtype=torch.float64, device=who.device)
+        energy_j = tx_scale.abs().square() * signal.norms(who).square()
         sums = []
         dense = signal.dense()
         for s, seed in enumerate(self.seeds):
@@ -169,8 +174,8 @@ class ImperfectAir(Air):
             total = torch.zeros_like(dense[s, 0])
             for i in torch.nonzero(who[s]).flatten().tolist():
                 scale = tx_scale[s, i]
-                sent = self._converted(dense[s, i], float(scale.abs()))
-                energy_j[s, i] = scale.abs().square() * torch.linalg.vector_norm(sent, dtype=torch.float64).square()
+                sent, share = self._converted(dense[s, i], float(scale.abs()))
+                energy_j[s, i] *= share
                 arrived = sent * self._spread((blocks[:, i] * scale).real).to(sent.dtype)
                 if timing[i] > 0:
                     arrived = (1 - timing[i]) * arrived + timing[i] * torch.nn.functional.pad(arrived[:-1], (1, 0))
@@ -178,20 +183,23 @@ class ImperfectAir(Air):
             sums.append(total)
         return torch.stack(sums), energy_j
 
-    def _converted(self, vector: Tensor, scale: float) -> Tensor:
-        """A device's vector after its converter and its amplifier; never longer than before."""
-        kind = self.imperfect
+    def _converted(self, vector: Tensor, scale: float) -> tuple[Tensor, float]:
+        """A device's vector after its converter and its amplifier, and the share of its energy that is left, ≤ 1."""
+        kind, share = self.imperfect, 1.0
+        if not kind.bits and kind.clip_amplitude == math.inf:
+            return vector, share
+        before = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        if before == 0:
+            return vector, share
+        sent = vector
         if kind.bits:
-            top = vector.abs().max()
-            if float(top) > 0:
-                steps = 2 ** (kind.bits - 1) - 1
-                rounded = torch.round(vector / top * steps) * (top / steps)
-                longer = torch.linalg.vector_norm(rounded) / torch.linalg.vector_norm(vector)
-                vector = rounded / longer.clamp(min=1)
+            top, steps = vector.abs().max(), 2 ** (kind.bits - 1) - 1
+            sent = torch.round(vector / top * steps) * (top / steps)
+            sent = sent / max(1.0, float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / before)
         if kind.clip_amplitude < math.inf and scale > 0:
             limit = kind.clip_amplitude * self.symbol_energy_j**0.5 / scale
-            vector = vector.clamp(-limit, limit)
-        return vector
+            sent = sent.clamp(-limit, limit)
+        return sent, min(1.0, float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / before) ** 2
 
     def _blocks(self, coeff: Tensor, mean_gain: NDArray[np.float64], rng: np.random.Generator) -> Tensor:
         """The channel in each block of an upload, [blocks, M]; the first is what was there to estimate."""

@@ -64,15 +64,31 @@ def claims(results: Results, gammas: Mapping[float, Result]) -> list[tuple[str, 
 
 
 def _over_gamma(gammas: Mapping[float, Result]) -> list[tuple[str, str, str, str]]:
-    means = {gamma: estimate(last_accuracy(result)).mean for gamma, result in gammas.items()}
-    best = max(means, key=lambda gamma: means[gamma])
-    ends = [above(paired_difference(gammas[best], gammas[end]), 0.0) for end in (min(means), max(means))]
-    shape = ", ".join(f"{mean:.1f} at {gamma:g}" for gamma, mean in means.items())
-    behind = paired_difference(gammas[best], gammas[1e-9])
-    peak = HOLDS if best == 1e-9 else FAILS if above(behind, 0.0) == HOLDS else OPEN
+    """The claims on figure 3; a γ at which a seed diverged counts as lower than any other."""
+    means = {gamma: estimate(last_accuracy(result)).mean for gamma, result in sorted(gammas.items())}
+    order = list(means)
+    shape = ", ".join(f"{gamma:g} diverged" if np.isnan(m) else f"{m:.1f} at {gamma:g}" for gamma, m in means.items())
+    finite = [gamma for gamma in order if not np.isnan(means[gamma])]
+    if not finite:
+        return [("Accuracy over γ is an inverted U", "inverted U", shape, OPEN)]
+    best = max(finite, key=lambda gamma: means[gamma])
+
+    def beats(other: float) -> str:
+        return HOLDS if np.isnan(means[other]) else above(paired_difference(gammas[best], gammas[other]), 0.0)
+
+    neighbours = [order[k] for k in (order.index(best) - 1, order.index(best) + 1) if 0 <= k < len(order)]
+    if len(neighbours) == 1:  # the best of all is at an end
+        inverted = FAILS if beats(neighbours[0]) == HOLDS else OPEN
+    else:
+        inverted = together([beats(order[0]), beats(order[-1])])
+    rival = 1e-9 if best != 1e-9 else max((g for g in finite if g != best), key=lambda g: means[g], default=best)
+    lead = paired_difference(gammas[best], gammas[rival])
+    told = beats(rival) == HOLDS
+    peak = (HOLDS if best == 1e-9 else FAILS) if told else OPEN
+    ours = f"{best:g}, {_list([lead])} points above {rival:g}"
     return [
-        ("Accuracy over γ is an inverted U", "inverted U", shape, together(ends)),
-        ("Its peak is at γ = 1e-9", "1e-9", f"{best:g}, by {_list([behind])} points", peak),
+        ("Accuracy over γ is an inverted U", "inverted U", shape, inverted),
+        ("Its peak is at γ = 1e-9", "1e-9", ours, peak),
     ]
 
 
@@ -90,10 +106,10 @@ def within(value: Estimate, low: float, high: float) -> str:
 
 
 def together(verdicts: list[str]) -> str:
-    """One verdict for a claim of several parts."""
-    if len(set(verdicts)) == 1:
-        return verdicts[0]
-    return "in part" if HOLDS in verdicts else OPEN
+    """One verdict for a claim of several parts, all of which it needs."""
+    if FAILS in verdicts:
+        return "in part" if HOLDS in verdicts else FAILS
+    return OPEN if OPEN in verdicts else HOLDS
 
 
 def shifted(value: Estimate, by: float) -> Estimate:

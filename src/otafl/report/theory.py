@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otafl.report.figures import drawing, save, write_csv
-from otafl.report.statistics import Estimate
+from otafl.report.statistics import Estimate, error_bar, error_bar_text
 from otafl.result import Result
 from otafl.theory.account import Account
 
@@ -40,16 +40,14 @@ def beside_bounds(found: Account, result: Result, path: Path) -> Path:
                 ax.text(0.5, 0.5, "not recorded: see\nexperiment.record", ha="center", transform=ax.transAxes)
                 ax.set_yticks([])
                 continue
-            each, mean = values[:, 1:], np.nanmean(values[:, 1:], axis=0)
-            at = result.rounds[1:]
-            ax.plot(at, each.T, color=BLUE, linewidth=0.6, alpha=0.35)
-            ax.plot(at, mean, color=BLUE, linewidth=1.6, label="measured, every seed and mean")
+            at, mean = result.rounds[1:], values[0, 1:]  # of the seed that the account is of
+            ax.plot(at, mean, color=BLUE, linewidth=1.6, label=f"measured, seed {result.config.experiment.seeds[0]}")
             if known is not None:
                 ax.plot(np.arange(1, len(known) + 1), known, "--", color=ORANGE, linewidth=1.4, label=curve)
             elif curve is not None:
                 ax.plot(at, np.cumsum(mean) / np.arange(1, len(mean) + 1), "--", color=BLUE, label=curve)
             limit = found.bounds.get(column, np.inf)
-            if column != "staleness_mean" and not found.applies:
+            if not found.applies.get(column, True):
                 ax.plot([], [], " ", label=f"{bound} does not allow this η_0")
             elif np.isfinite(limit):
                 ax.axhline(limit, color="black", linewidth=1.2, label=f"{bound} = {limit:.2g}")
@@ -57,7 +55,7 @@ def beside_bounds(found: Account, result: Result, path: Path) -> Path:
                 ax.plot([], [], color="black", label=f"{bound} = ∞")
             ax.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
             rows += [(column, int(r), f"{value:.6g}", f"{limit:.6g}") for r, value in zip(at, mean, strict=True)]
-        write_csv(path, ("quantity", "round", "measured_mean", "bound"), rows)
+        write_csv(path, ("quantity", "round", "measured", "bound"), rows)
         return save(figure, path)
 
 
@@ -72,9 +70,9 @@ def gamma_tradeoff(
     """Measured accuracy over γ, and below it the factors with which γ enters the bound, over a finer grid."""
     lines = {"(D), receiver noise": (ORANGE, "-"), "(B), consensus": (GREEN, "--")}
     with drawing(6.4, 5.4, lines=2) as (figure, (top, bottom)):
-        means, widths = [value.mean for value in accuracy], [value.half_width for value in accuracy]
+        means, widths = [value.mean for value in accuracy], [error_bar(value) for value in accuracy]
         top.errorbar(gammas, means, yerr=widths, fmt="o-", color=BLUE, capsize=3, linewidth=1.6)
-        top.set_ylabel(f"test accuracy (%)\n95 % interval of {accuracy[0].num_seeds} seeds")
+        top.set_ylabel(f"test accuracy (%)\n{error_bar_text(accuracy[0].num_seeds)}")
         top.set_ylim(0, 102)
         top.set_title(title, fontsize=10, loc="left")
         rows = []

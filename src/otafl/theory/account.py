@@ -25,7 +25,7 @@ SYMBOLS = {
 TERMS = {"A": "initialisation", "B": "consensus", "C": "gradient noise and heterogeneity", "D": "receiver noise"}
 CONDITIONS = {"norm_bound": "Lemma 5", "descent": "Lemma 4", "consensus": "Lemma 6", "theorem": "Theorem 1"}
 MEASURED = {
-    "staleness_mean": "mean staleness of the run",
+    "staleness_mean": "mean staleness of the run (its first seed)",
     "consensus": "mean of the consensus distance; experiment.record has it recorded",
     "mean_grad_norm_sq": "mean of ‖∇F(x̄)‖²; experiment.record has it recorded",
 }
@@ -41,8 +41,8 @@ class Account:
     """Expected staleness after each round, mean over devices."""
     bounds: dict[str, float] = field(default_factory=dict)
     """Column of a run to what the analysis says of its mean at η_0."""
-    applies: bool = False
-    """Whether Theorem 1 allows η_0."""
+    applies: dict[str, bool] = field(default_factory=dict)
+    """Column to whether its statement allows η_0, where it has a condition."""
 
     def add(self, symbol: str, value: float | str, text: str) -> None:
         """One more row."""
@@ -71,6 +71,8 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
             )
     report = Account()
     gap = _who_is_heard(report, prob)
+    if getattr(sim.config.fading.spec, "pooled", False):
+        report.warnings.append("uplink probabilities here are of one law for all devices: that of all draws together")
     if getattr(sim.config.fading.spec, "memory", "independent") != "independent":
         report.warnings.append(
             "fading has a memory: the analysis takes activations of different rounds as independent, "
@@ -101,8 +103,10 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
         if grad_sq is not None:
             report.bounds["consensus"] = bounds.consensus_error(k, grad_sq)
             report.add("consensus", report.bounds["consensus"], "Lemma 6 at η_0 and the run's mean ‖∇F(x̄)‖²")
-    except (ZeroDivisionError, OverflowError):  # c or 1 − ρ is 0 to machine precision
+    except ZeroDivisionError:  # c or 1 − ρ is 0 to machine precision
         report.add("sum", "∞", "bound on the mean of E‖∇F(x̄)‖²: a device is never heard, and nothing is said of it")
+    except OverflowError:
+        report.add("sum", "∞", "bound on the mean of E‖∇F(x̄)‖²: beyond the largest number")
     if result is not None:
         for column, text in MEASURED.items():
             value = _measured(result, column)
@@ -111,10 +115,10 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
 
 
 def _measured(result: Result | None, column: str) -> float | None:
-    """A run's mean of a column, where it has it."""
-    if result is None or column not in result.metrics or np.isnan(result.metrics[column]).all():
+    """The mean of a column over the rounds of a run's first seed, where it has it."""
+    if result is None or column not in result.metrics or np.isnan(result.metrics[column][0]).all():
         return None
-    return float(np.nanmean(result.metrics[column]))
+    return float(np.nanmean(result.metrics[column][0]))
 
 
 def _who_is_heard(report: Account, prob: NDArray[np.float64]) -> float:
@@ -158,7 +162,8 @@ def _bounds(report: Account, k: bounds.Constants, rounds: int) -> None:
         largest = f"at the largest η allowed {allowed[letter]:.3g}"
         report.add(f"({letter})", terms[letter], f"of Theorem 1, {text}, at η_0; {largest}")
     largest = f"at the largest η {sum(allowed.values()):.3g}"
-    report.bounds["mean_grad_norm_sq"], report.applies = sum(terms.values()), k.lr <= most["theorem"]
+    report.bounds["mean_grad_norm_sq"] = sum(terms.values())
+    report.applies = {"mean_grad_norm_sq": k.lr <= most["theorem"], "consensus": k.lr <= most["consensus"]}
     report.add("sum", sum(terms.values()), f"bound on the mean of E‖∇F(x̄)‖²; {largest}")
     report.add("T ≥", needed, "rounds that Corollary 1 needs, mended")
     if k.lr > most["theorem"]:

@@ -66,8 +66,10 @@ def uniform_gap(num_devices: int, prob: float) -> float:
     """1 − ρ where everybody is heard with the same probability: E[(|A| − 1)₊]/(m − 1); 1 for p = 1."""
     if num_devices < 2 or prob >= 1:
         return 1.0
-    empty = np.exp(num_devices * np.log1p(-prob))
-    return float((num_devices * prob - (1 - empty)) / (num_devices - 1))
+    m = num_devices
+    if m * prob < 1e-5:  # the leading terms, which the difference would lose
+        return float(m * prob**2 / 2 * (1 - (m - 2) * prob / 3))
+    return float((m * prob + np.expm1(m * np.log1p(-prob))) / (m - 1))
 
 
 def spectral_gap(prob: Array) -> float:

@@ -89,7 +89,8 @@ def combined(
     Λ_i (1 + (N − 1) Λ_i/Σ_j Λ_j), which is N Λ_i for one device; the noise is that of one antenna.
     """
     total = h.sum(-1, keepdims=True)
-    combiner = total / np.linalg.norm(total, axis=0)
+    size = np.linalg.norm(total, axis=0)
+    combiner = np.where(size > 0, total / np.where(size > 0, size, 1.0), len(h) ** -0.5)
     grown = mean_gain * (1 + (len(h) - 1) * mean_gain / mean_gain.sum(-1, keepdims=True))
     return grown, np.asarray((combiner.conj() * h).sum(0))
 
@@ -112,18 +113,27 @@ def active_prob(
     return np.asarray(fading.exceed_prob(threshold**2 / trajectory.mean_gain[t]), dtype=np.float64)
 
 
-def combined_prob(gain: NDArray[np.float64], antennas: int, threshold: float, nodes: int = 64) -> NDArray[np.float64]:
+def combined_prob(gain: NDArray[np.float64], antennas: int, threshold: float, nodes: int = 32) -> NDArray[np.float64]:
     """P(|c^H h_i| ≥ threshold) after combining under Rayleigh fading, from gains [..., M] at one antenna.
 
     With S = Σ_j h_j, h_i is (Λ_i/Λ) S + d_i, where d_i is independent of S; so c^H h_i is Rician given ‖S‖², which is
-    Λ = Σ_j Λ_j times a Gamma variable of shape N: an integral of Marcum's Q.
+    Λ = Σ_j Λ_j times a Gamma variable of shape N: an integral of Marcum's Q. For a device that dominates that is nearly
+    a step, so it is taken on either side of it.
     """
     from scipy import special, stats  # slow to load, and seldom needed
 
-    share = gain / gain.sum(-1, keepdims=True)
-    if gain.shape[-1] == 1:
-        return np.asarray(special.gammaincc(antennas, threshold**2 / gain))
-    node, weight = special.roots_genlaguerre(nodes, antennas - 1)
-    rest = gain * (1 - share)
-    seen = stats.ncx2.sf(2 * threshold**2 / rest[..., None], 2, 2 * (share * gain / rest)[..., None] * node)
-    return np.asarray((seen * weight).sum(-1) / weight.sum())
+    rows, back = np.unique(gain.reshape(-1, gain.shape[-1]), axis=0, return_inverse=True)  # most rounds are alike
+    share = rows / rows.sum(-1, keepdims=True)
+    rest = rows * (1 - share)
+    level = threshold**2
+    alone = special.gammaincc(antennas, level / (share * rows))
+    split = (1 - alone)[..., None]
+    node, weight = np.polynomial.legendre.leggauss(nodes)
+    low, high = split * (node + 1) / 2, split + (1 - split) * (node + 1) / 2
+    quantile = np.clip(np.concatenate([low, high], axis=-1), 1e-300, 1 - 1e-16)
+    weights = np.concatenate([split * weight / 2, (1 - split) * weight / 2], axis=-1)
+    direct = (share * rows)[..., None] * special.gammaincinv(antennas, quantile)
+    tiny = rest < 1e-9 * rows
+    width = np.where(tiny, 1.0, rest)[..., None]
+    seen = (stats.ncx2.sf(2 * level / width, 2, 2 * direct / width) * weights).sum(-1)
+    return np.asarray(np.where(tiny, alone, seen)[back.ravel()].reshape(gain.shape))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 from scipy import special
 
@@ -54,7 +54,7 @@ class Rayleigh(Scattering):
 class Rician(Scattering):
     """Rician fading: a line of sight K times as strong as the scattered waves."""
 
-    k_factor: Annotated[float, Ge(0)] = 5.0
+    k_factor: Annotated[float, Ge(0), Le(1e6)] = 5.0
     """K, linear; 0 is Rayleigh."""
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
@@ -74,7 +74,7 @@ class Rician(Scattering):
 class Nakagami(Scattering):
     """Nakagami-m fading: |g|² is Gamma with shape m; m = 1 is Rayleigh, larger m is milder."""
 
-    m: Annotated[float, Ge(0.5)] = 2.0
+    m: Annotated[float, Ge(0.5), Le(1e4)] = 2.0
     """Shape."""
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
@@ -91,7 +91,7 @@ class Nakagami(Scattering):
 class Weibull(Scattering):
     """Weibull fading: |g| is Weibull; shape 2 is Rayleigh, smaller shapes fade more deeply."""
 
-    shape: Annotated[float, Gt(0)] = 1.5
+    shape: Annotated[float, Ge(0.2), Le(100)] = 1.5
     """β of the amplitude."""
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:

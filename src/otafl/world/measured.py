@@ -21,7 +21,9 @@ from otafl.world.traces import Recording
 @dataclass(frozen=True)
 class _Measured(Recording):
     values: Literal["complex", "magnitude"] = "magnitude"
-    """Columns re and im, or magnitude."""
+    """Columns re and im, or magnitude (linear amplitudes, not decibels)."""
+    interpolation: Literal["linear", "nearest"] = "nearest"
+    """Between two recorded times; "linear" loses power where channels change from row to row."""
 
     @property
     def _columns(self) -> tuple[str, ...]:
@@ -30,6 +32,10 @@ class _Measured(Recording):
     def _mean_powers(self, num_devices: int, streams: Streams) -> NDArray[np.float64]:
         """Λ of the chosen devices, over all their recorded rows, [M]."""
         rows = self.chosen(self._columns, num_devices, streams)
+        if self.values == "magnitude" and any((values < 0).any() for _, values in rows.values()):
+            raise ConfigError(
+                f"{self.section}.file = {self.file!r}: a magnitude is negative; give linear amplitudes, not dB"
+            )
         powers = np.array([(values**2).sum(-1).mean() for _, values in rows.values()])
         for name, power in zip(rows, powers, strict=True):
             if power <= 0:
@@ -58,6 +64,8 @@ class MeasuredFading(_Measured):
     """A measured channel over its mean gain; [pathloss] must be "measured" with the same file."""
 
     section: ClassVar[str] = "fading"
+    pooled: ClassVar[bool] = True
+    """Its probability is one for all devices."""
 
     def coefficients(self, positions_m: NDArray[np.float64], streams: Streams) -> NDArray[np.complex128]:
         """Each device's channel with unit mean power, [T, M]."""

@@ -179,7 +179,7 @@ class Road:
     offset_m: Annotated[float, Ge(0)] = 100.0
     """Distance of the road from the server."""
     lanes: Annotated[int, Ge(1)] = 4
-    """Half of them in either direction, 3.5 m apart."""
+    """3.5 m apart, in turns in either direction."""
     round_s: Annotated[float, Gt(0)] = 8.0
     """Duration of a round; paper: 8 s."""
 
@@ -190,12 +190,13 @@ class Road:
         self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
     ) -> NDArray[np.float64]:
         """Positions during every round, [T, M, 2]; first places are on the road, uniform along it."""
-        if self.offset_m >= cell_radius_m:
+        farthest = self.offset_m + 3.5 * (self.lanes - 1)
+        if farthest >= cell_radius_m:
             raise ConfigError(
                 f"mobility.offset_m = {self.offset_m:g}: the road must cross the cell of {cell_radius_m:g} m"
             )
         uniform = streams.at("mobility").random((3, len(start_m)))
-        half = np.sqrt(cell_radius_m**2 - self.offset_m**2)
+        half = np.sqrt(cell_radius_m**2 - farthest**2)
         low, high = self.speed_mps
         lane = np.minimum((uniform[1] * self.lanes).astype(np.int64), self.lanes - 1)
         speed = (low + (high - low) * uniform[2]) * np.where(lane % 2 == 0, 1.0, -1.0)

@@ -38,7 +38,7 @@ class Scenario:
     """f_c; paper: 2.4 GHz."""
     server_height_m: Annotated[float, Gt(1)] = 25.0
     """h_BS."""
-    device_height_m: Annotated[float, Ge(1), Le(13)] = 1.5
+    device_height_m: Annotated[float, Ge(1.5), Le(13)] = 1.5
     """h_UT."""
     los: Literal["random", "always", "never"] = "random"
     """Line of sight: by the scenario's probability, or in any case."""
@@ -164,6 +164,8 @@ class RMa(Scenario):
     """f_c; paper: 2.4 GHz."""
     server_height_m: Annotated[float, Ge(10), Le(150)] = 35.0
     """h_BS."""
+    device_height_m: Annotated[float, Ge(1), Le(10)] = 1.5
+    """h_UT."""
     building_height_m: Annotated[float, Ge(5), Le(50)] = 5.0
     """h."""
     street_width_m: Annotated[float, Ge(5), Le(50)] = 20.0

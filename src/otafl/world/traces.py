@@ -40,19 +40,20 @@ class Recording:
     interpolation: Literal["linear", "nearest"] = "linear"
     """Between two recorded times."""
     beyond: Literal["refuse", "hold", "repeat"] = "refuse"
-    """After the last recorded time: refuse to run, hold the last value, or begin again."""
+    """After the last recorded time: refuse to run, hold the last value, or begin again after one more step."""
 
     def __post_init__(self) -> None:
         if not self.file:
             raise ConfigError(f"{self.section}.file: name the recorded file")
         try:
             found = hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:16]
-        except OSError as error:
-            raise ConfigError(f"{self.section}.file = {self.file!r}: cannot be read ({error.strerror})") from error
+        except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{self.section}.file = {self.file!r}: cannot be read ({why})") from error
         if self.digest not in ("", found):
             raise ConfigError(
                 f"{self.section}.file = {self.file!r}: its content has changed (digest {found}, not {self.digest}); "
-                f"put the old file back, or leave {self.section}.digest out for a new run"
+                f'put the old file back, or set {self.section}.digest = "" for a new run'
             )
         object.__setattr__(self, "digest", found)
 
@@ -69,7 +70,7 @@ class Recording:
             raise ConfigError(
                 f"{self.section}.file = {self.file!r}: has {len(table)} devices, cell.devices = {num_devices}"
             )
-        names = sorted(table)
+        names = sorted(table, key=_rank)
         if len(names) > num_devices:
             drawn = streams.at("recorded devices").permutation(len(names))[:num_devices]
             names = [names[i] for i in sorted(drawn)]
@@ -80,16 +81,18 @@ class Recording:
         return _table(self.file, self.digest, columns, self.section)
 
     def _at(self, times: Array, name: str, recorded: Array, values: Array) -> Array:
-        first, last = recorded[0], recorded[-1]
-        if first > times[0]:
+        first, last, rounding = recorded[0], recorded[-1], 1e-9 * self.round_s
+        if first > times[0] + rounding:
             raise ConfigError(f"{self.section}.file = {self.file!r}: device {name} begins at {first:g} s, not at 0")
-        if times[-1] > last:
-            if self.beyond == "refuse":
-                raise ConfigError(
-                    f"{self.section}.file = {self.file!r}: device {name} ends at {last:g} s, {len(times)} rounds need "
-                    f'{times[-1]:g} s; run fewer rounds, or set {self.section}.beyond = "hold" or "repeat"'
-                )
-            times = np.minimum(times, last) if self.beyond == "hold" else np.fmod(times, max(last, 1e-9))
+        if self.beyond == "repeat":
+            step = float(np.median(np.diff(recorded))) if len(recorded) > 1 else self.round_s
+            times = np.mod(times + rounding, last + step)
+        elif times[-1] > last + rounding and self.beyond == "refuse":
+            raise ConfigError(
+                f"{self.section}.file = {self.file!r}: device {name} ends at {last:g} s, {len(times)} rounds need "
+                f'{times[-1]:g} s; run fewer rounds, or set {self.section}.beyond = "hold" or "repeat"'
+            )
+        times = np.minimum(times, last)
         if self.interpolation == "linear":
             return np.stack([np.interp(times, recorded, column) for column in values.T], axis=-1)
         after = np.clip(np.searchsorted(recorded, times), 1, max(1, len(recorded) - 1))
@@ -142,15 +145,24 @@ def _numbers(values: Any, name: str, where: str) -> Array:
 def _csv(file: str, where: str) -> dict[str, list[str]]:
     try:
         with open(file, newline="", encoding="utf-8-sig") as stream:
-            lines = list(csv.reader(stream))
+            reader = csv.reader(stream)
+            lines = [(reader.line_num, [cell.strip() for cell in line]) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{where}: is not a CSV file ({error})") from error
-    lines = [line for line in lines if line]
-    header = [name.strip() for name in lines[0]] if lines else []
-    for number, line in enumerate(lines[1:], start=1):
+    lines = [(number, line) for number, line in lines if any(line)]
+    header = lines[0][1] if lines else []
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise ConfigError(f"{where}: has two columns {twice[0]!r}")
+    for number, line in lines[1:]:
         if len(line) != len(header):
-            raise ConfigError(f"{where}: row {number} has {len(line)} values, the header {len(header)}")
-    return {name: [line[i] for line in lines[1:]] for i, name in enumerate(header)}
+            raise ConfigError(f"{where}: line {number} has {len(line)} values, the header {len(header)}")
+    return {name: [line[i] for _, line in lines[1:]] for i, name in enumerate(header)}
+
+
+def _rank(name: str) -> tuple[int, int, str]:
+    """Devices in the order of their numbers, then of their names."""
+    return (0, int(name), "") if name.isdecimal() else (1, 0, name)
 
 
 def _parquet(file: str, where: str) -> dict[str, Any]:
