@@ -98,58 +98,66 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class UMa(Scenario):
-    """Urban macro cells: the server above the roofs."""
+class _Urban(Scenario):
+    """Both urban scenarios have the same formulas with other constants."""
 
-    shadowing_m: ClassVar[tuple[float, float]] = (37.0, 50.0)
+    los_m: ClassVar[float]
+    """Distance over which line of sight is lost."""
+    near: ClassVar[tuple[float, float]]
+    """Loss at 1 m and 1 GHz with line of sight, and its slope per decade up to the breakpoint."""
+    heights: ClassVar[float]
+    """Factor of the breakpoint's logarithm beyond it."""
+    hidden: ClassVar[tuple[float, float, float, float]]
+    """Without line of sight: loss, slope per decade of distance and of frequency, gain per metre of device height."""
+    deviations_db: ClassVar[tuple[float, float]]
 
     def los_prob(self, distance_m: Array) -> Array:
         """P(line of sight) at a distance on the ground."""
         d = np.maximum(distance_m, 18.0)
-        return np.asarray(18 / d + np.exp(-d / 63) * (1 - 18 / d))
+        return np.asarray(18 / d + np.exp(-d / self.los_m) * (1 - 18 / d))
 
     def loss_db(self, distance_m: Array) -> tuple[Array, Array]:
         """Path loss with and without line of sight."""
         ground, space, far, ghz = self._distances(distance_m)
-        rise = self.server_height_m - self.device_height_m
-        near_db = 28 + 22 * np.log10(space) + 20 * np.log10(ghz)
-        far_db = 28 + 40 * np.log10(space) + 20 * np.log10(ghz) - 9 * np.log10(far**2 + rise**2)
+        rise, (at_one, slope) = self.server_height_m - self.device_height_m, self.near
+        near_db = at_one + slope * np.log10(space) + 20 * np.log10(ghz)
+        far_db = at_one + 40 * np.log10(space) + 20 * np.log10(ghz) - self.heights * np.log10(far**2 + rise**2)
         seen = np.where(ground <= far, near_db, far_db)
-        hidden = 13.54 + 39.08 * np.log10(space) + 20 * np.log10(ghz) - 0.6 * (self.device_height_m - 1.5)
-        return seen, np.maximum(seen, hidden)
+        loss, by_distance, by_frequency, by_height = self.hidden
+        hidden = loss + by_distance * np.log10(space) + by_frequency * np.log10(ghz)
+        return seen, np.maximum(seen, hidden - by_height * (self.device_height_m - 1.5))
 
     def shadowing_db(self, distance_m: Array) -> tuple[Array, Array]:
         """Deviations of the shadowing with and without line of sight."""
-        return np.full(np.shape(distance_m), 4.0), np.full(np.shape(distance_m), 6.0)
+        seen, hidden = (np.full(np.shape(distance_m), deviation) for deviation in self.deviations_db)
+        return seen, hidden
 
 
 @dataclass(frozen=True)
-class UMi(Scenario):
+class UMa(_Urban):
+    """Urban macro cells: the server above the roofs."""
+
+    shadowing_m: ClassVar[tuple[float, float]] = (37.0, 50.0)
+    los_m: ClassVar[float] = 63.0
+    near: ClassVar[tuple[float, float]] = (28.0, 22.0)
+    heights: ClassVar[float] = 9.0
+    hidden: ClassVar[tuple[float, float, float, float]] = (13.54, 39.08, 20.0, 0.6)
+    deviations_db: ClassVar[tuple[float, float]] = (4.0, 6.0)
+
+
+@dataclass(frozen=True)
+class UMi(_Urban):
     """Urban micro cells: the server below the roofs."""
 
     shadowing_m: ClassVar[tuple[float, float]] = (10.0, 13.0)
+    los_m: ClassVar[float] = 36.0
+    near: ClassVar[tuple[float, float]] = (32.4, 21.0)
+    heights: ClassVar[float] = 9.5
+    hidden: ClassVar[tuple[float, float, float, float]] = (22.4, 35.3, 21.3, 0.3)
+    deviations_db: ClassVar[tuple[float, float]] = (4.0, 7.82)
 
     server_height_m: Annotated[float, Gt(1)] = 10.0
     """h_BS."""
-
-    def los_prob(self, distance_m: Array) -> Array:
-        """P(line of sight) at a distance on the ground."""
-        d = np.maximum(distance_m, 18.0)
-        return np.asarray(18 / d + np.exp(-d / 36) * (1 - 18 / d))
-
-    def loss_db(self, distance_m: Array) -> tuple[Array, Array]:
-        """Path loss with and without line of sight."""
-        ground, space, far, ghz = self._distances(distance_m)
-        rise = self.server_height_m - self.device_height_m
-        near_db = 32.4 + 21 * np.log10(space) + 20 * np.log10(ghz)
-        far_db = 32.4 + 40 * np.log10(space) + 20 * np.log10(ghz) - 9.5 * np.log10(far**2 + rise**2)
-        seen = np.where(ground <= far, near_db, far_db)
-        hidden = 22.4 + 35.3 * np.log10(space) + 21.3 * np.log10(ghz) - 0.3 * (self.device_height_m - 1.5)
-        return seen, np.maximum(seen, hidden)
-
-    def shadowing_db(self, distance_m: Array) -> tuple[Array, Array]:
-        """Deviations of the shadowing with and without line of sight."""
-        return np.full(np.shape(distance_m), 4.0), np.full(np.shape(distance_m), 7.82)
 
 
 @dataclass(frozen=True)
