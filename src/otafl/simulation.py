@@ -33,7 +33,7 @@ from otafl.radio.knowledge import Knowledge, Quantity
 from otafl.radio.link import inversion_threshold
 from otafl.random import Streams
 from otafl.registry import guarded
-from otafl.world.channel import Trajectory, active_prob, combined_prob, trajectory
+from otafl.world.channel import Trajectory, active_prob, trajectory
 from otafl.world.data import Dataset, load_dataset
 
 
@@ -223,15 +223,12 @@ class Simulation:
         return mean
 
     def uplink_probability(self, place: int = 0) -> NDArray[np.float64] | None:
-        """p_i^t of the seed in this place, [T, M]; None without one threshold γ for all, or without a formula."""
+        """p_i^t of the seed in this place, [T, M]; None where the method has no one threshold γ for all."""
         gamma = getattr(self.algorithm, "gamma", None)
         if gamma is None:
             return None
         threshold = inversion_threshold(gamma, self.problem.num_params, self.problem.symbol_energy_j)
-        world, antennas = self.worlds[place], self.config.radio.antennas
-        if antennas == 1:
-            return active_prob(world, self.config.fading.spec, threshold, slice(None))
-        return combined_prob(world.antenna_gain, antennas, threshold) if self.config.fading.name == "rayleigh" else None
+        return active_prob(self.worlds[place], self.config.fading.spec, threshold, slice(None))
 
     @property
     def _who(self) -> str:

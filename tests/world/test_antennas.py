@@ -1,13 +1,17 @@
 """Several receive antennas: maximum-ratio combining for the sum of all devices; 5 standard errors."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
+import otafl
 from otafl.errors import ConfigError
+from otafl.report.html import report
+from otafl.report.runs import read_run
 from otafl.theory.account import account
 from otafl.world.channel import combined, combined_prob, trajectory
 from otafl.world.fading import Rayleigh
@@ -58,7 +62,7 @@ def test_one_antenna_is_as_ever_and_more_hear_more() -> None:
 def test_the_theory_knows_and_says_where_it_does_not() -> None:
     more = simulate(make_config(overrides={"radio.antennas": 4})).uplink_probability()
     assert (more > simulate(make_config()).uplink_probability()).all()
-    with pytest.raises(ConfigError, match="Rayleigh fading only"):
+    with pytest.raises(ConfigError, match="rayleigh fading only"):
         account(simulate(make_config(overrides={"radio.antennas": 4, "fading.name": "weibull"})))
     for law in ("rician", "none"):  # their means are not 0: the mean gain would be another
         with pytest.raises(ConfigError, match="several are modelled for"):
@@ -72,3 +76,11 @@ def test_a_device_that_dominates_has_the_probability_of_being_alone() -> None:
         for other in (1e-3, 1e-4, 1e-12):
             prob = combined_prob(np.array([1.0, other]), antennas, math.sqrt(level))[0]
             assert prob == pytest.approx(gammaincc(antennas, level), abs=2e-3)
+
+
+def test_a_report_does_without_a_formula(tmp_path: Path) -> None:
+    for law, shown in (("rayleigh", True), ("weibull", False)):
+        config = make_config(overrides={"radio.antennas": 2, "fading.name": law})
+        otafl.run(config, out=tmp_path / law, device="cpu")
+        page = report({"run": read_run(tmp_path / law)}, {"run": "run"})
+        assert ('"probability"' in page) == shown

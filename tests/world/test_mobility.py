@@ -94,6 +94,7 @@ def test_crowds_stay_in_their_hot_spots() -> None:
     [
         (lambda: RandomWaypoint(speed_mps=(3.0, 1.0)), "0 <= min <= max"),
         (lambda: Road(offset_m=600.0).positions(np.zeros((2, 2)), RADIUS, 3, Streams(0)), "must cross the cell"),
+        (lambda: GaussMarkov(speed_mps=1e9).positions(np.zeros((2, 2)), RADIUS, 3, Streams(0)), "too fast for a cell"),
         (lambda: Hotspots(hotspot_m=600.0).positions(np.zeros((2, 2)), RADIUS, 3, Streams(0)), "below the cell's"),
     ],
 )

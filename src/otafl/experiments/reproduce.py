@@ -188,27 +188,23 @@ def _tradeoff(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[
     """γ as Theorem 1 sees it, term D ∝ 1/(cγ)² and B ∝ ρ/(1 − √ρ)², beside the measured accuracy."""
     from otafl.report.theory import gamma_tradeoff
     from otafl.theory.bounds import gamma_factors
-    from otafl.world.channel import active_prob, combined_prob, trajectory
+    from otafl.world.channel import active_prob, trajectory
 
     results = [read(need) for need in needs]
     config, num_params = results[0].config, results[0].summary["num_params"]
-    energy, antennas = config.radio.symbol_energy_j, config.radio.antennas
     scale = config.algorithm.spec.gamma / float(needs[0].label)  # a smaller model's γ, for the paper's in the label
     worlds = [
-        trajectory(config.cell, config.mobility.spec, config.pathloss.spec, config.fading.spec, 1, seed, antennas)
+        trajectory(
+            config.cell, config.mobility.spec, config.pathloss.spec, config.fading.spec, 1, seed, config.radio.antennas
+        )
         for seed in config.experiment.seeds
     ]
     fine = np.geomspace(min(GAMMAS), max(GAMMAS), 81)
     found = np.empty((len(worlds), len(fine), 2))
     for i, world in enumerate(worlds):
         for j, gamma in enumerate(fine):
-            threshold = inversion_threshold(gamma * scale, num_params, energy)
-            prob = (
-                active_prob(world, config.fading.spec, threshold, 0)
-                if antennas == 1
-                else combined_prob(world.antenna_gain[0], antennas, threshold)
-            )
-            found[i, j] = gamma_factors(prob, gamma)
+            threshold = inversion_threshold(gamma * scale, num_params, config.radio.symbol_energy_j)
+            found[i, j] = gamma_factors(active_prob(world, config.fading.spec, threshold, 0), gamma)
     with np.errstate(divide="ignore"):
         terms = np.exp(np.log(found).mean(0))  # geometric mean over the seeds' worlds
     accuracy = [estimate(last_accuracy(result)) for result in results]

@@ -9,6 +9,7 @@ Does not know: path loss, thresholds, who transmits.
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,7 +51,7 @@ def sionna(key: int) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DelayLine:
+class _DelayLine(ABC):
     """What both kinds share."""
 
     model: Literal["A", "B", "C", "D", "E"] = "A"
@@ -79,8 +80,9 @@ class _DelayLine:
         levels = _levels(self)
         return np.asarray(1 - np.searchsorted(levels, power, side="left") / len(levels))
 
+    @abstractmethod
     def _channel(self, tr38901: Any) -> Any:
-        raise NotImplementedError
+        """Sionna's own model."""
 
 
 @lru_cache(maxsize=8)

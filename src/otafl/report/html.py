@@ -4,6 +4,7 @@ Knows: results, worlds, a page with its script.
 Does not know: how results came about.
 """
 
+import contextlib
 import html
 import json
 import shlex
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from otafl.errors import ConfigError
 from otafl.report.figures import SPARE_STYLES, STYLES
 from otafl.report.runs import differences
 from otafl.report.statistics import estimate, last_accuracy, paired_difference, verdict
@@ -103,9 +105,10 @@ def _map(result: Result) -> dict[str, Any]:
     if sim._active is not None:
         active = torch.stack([sim._active.at(int(t))[0] for t in frames]).int()
         found["active"] = active.tolist()
-    probability = sim.uplink_probability()
-    if probability is not None:
-        found["probability"] = np.round(probability[frames], 4).tolist()
+    with contextlib.suppress(ConfigError):  # of some worlds there is no formula
+        probability = sim.uplink_probability()
+        if probability is not None:
+            found["probability"] = np.round(probability[frames], 4).tolist()
     return found
 
 

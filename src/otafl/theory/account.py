@@ -55,8 +55,6 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
     Constants are estimated at x⁰ and, where there is a run, at its last model.
     """
     prob = sim.uplink_probability()
-    if prob is None and hasattr(sim.algorithm, "gamma"):
-        raise ConfigError("radio.antennas: several have a formula of the uplink probability under Rayleigh fading only")
     if prob is None:
         raise ConfigError(
             f"algorithm.name = {sim.config.algorithm.name!r}: the analysis is FedOAG's; "

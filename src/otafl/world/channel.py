@@ -13,10 +13,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from otafl.errors import PluginError
+from otafl.errors import ConfigError, PluginError
 from otafl.random import Streams
 from otafl.registry import guarded
-from otafl.world.fading import Fading
+from otafl.world.fading import Fading, Rayleigh
 from otafl.world.mobility import Mobility
 from otafl.world.pathloss import PathLoss
 from otafl.world.placement import Cell
@@ -38,6 +38,7 @@ class Trajectory:
     """h_i^t, [T, M]."""
     antenna_gain: NDArray[np.float64]
     """Mean gain at one antenna, [T, M]; Λ where there is one."""
+    antennas: int = 1
 
 
 @lru_cache(maxsize=KEPT_TRAJECTORIES)
@@ -76,7 +77,7 @@ def trajectory(
         each.append(np.sqrt(mean_gain) * coefficients)
     if antennas == 1:
         return Trajectory(positions_m, distance_m, mean_gain, each[0], mean_gain)
-    return Trajectory(positions_m, distance_m, *combined(mean_gain, np.stack(each)), mean_gain)
+    return Trajectory(positions_m, distance_m, *combined(mean_gain, np.stack(each)), mean_gain, antennas)
 
 
 def combined(
@@ -110,6 +111,10 @@ def active_prob(
     trajectory: Trajectory, fading: Fading, threshold: float, t: int | slice | NDArray[np.int64] = 0
 ) -> NDArray[np.float64]:
     """Uplink probability P(|h_i| ≥ threshold) of every device in round t [M], or in several rounds [·, M]."""
+    if trajectory.antennas > 1:
+        if not isinstance(fading, Rayleigh):
+            raise ConfigError("radio.antennas: with several, uplink probabilities are known for rayleigh fading only")
+        return combined_prob(trajectory.antenna_gain[t], trajectory.antennas, threshold)
     return np.asarray(fading.exceed_prob(threshold**2 / trajectory.mean_gain[t]), dtype=np.float64)
 
 

@@ -122,7 +122,7 @@ class DoubleRayleigh(Scattering):
 class LogNormal(Scattering):
     """Log-normal fading: shadowing that is fresh in every round; `pathloss.shadowing_db` is the kind that stays."""
 
-    std_db: Annotated[float, Ge(0)] = 8.0
+    std_db: Annotated[float, Ge(0), Le(50)] = 8.0
     """Standard deviation of 10 log₁₀ |g|²."""
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
@@ -144,7 +144,7 @@ class LogNormal(Scattering):
 class Suzuki(Scattering):
     """Suzuki fading: Rayleigh fading under log-normal shadowing that is fresh in every round."""
 
-    std_db: Annotated[float, Ge(0)] = 8.0
+    std_db: Annotated[float, Ge(0), Le(50)] = 8.0
     """Standard deviation of the shadowing."""
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:

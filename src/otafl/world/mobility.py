@@ -309,6 +309,10 @@ def _reflected(
         normal = here[hits] / np.linalg.norm(here[hits], axis=1, keepdims=True)
         velocity[hits] -= 2 * (velocity[hits] * normal).sum(1, keepdims=True) * normal
         here[hits] = normal * radius_m * (1 - 1e-12)
+    else:
+        raise ConfigError(
+            f"mobility.speed_mps: too fast for a cell of {radius_m:g} m: a thousand reflections in a round"
+        )
     return here, velocity
 
 

@@ -4,11 +4,12 @@ Knows: where devices are, random streams.
 Does not know: fading, how devices move, who transmits.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
 import numpy as np
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
 from otafl.random import Streams
@@ -30,17 +31,17 @@ class PathLoss(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shadowed:
+class Shadowed(ABC):
     """Log-normal shadowing that stays with the place: part of Λ, so that whoever knows Λ knows it."""
 
-    shadowing_db: Annotated[float, Ge(0)] = 0.0
+    shadowing_db: Annotated[float, Ge(0), Le(50)] = 0.0
     """Standard deviation of the shadowing; its mean power is 1. 0: none (the paper's)."""
     decorrelation_m: Annotated[float, Ge(0)] = 50.0
     """Way over which its correlation falls to 1/e (Gudmundson); 0: a fresh value in every round."""
 
+    @abstractmethod
     def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Λ without shadowing."""
-        raise NotImplementedError
 
     def gains(self, positions_m: NDArray[np.float64], streams: Streams) -> NDArray[np.float64]:
         """Λ of every round and device, [T, M]."""

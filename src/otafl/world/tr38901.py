@@ -8,6 +8,7 @@ Knows: where devices are, random streams.
 Does not know: fading, how devices move, who transmits.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -25,7 +26,7 @@ NEAREST_M = 10.0  # the formulas begin here
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(ABC):
     """What the scenarios share; each has its formulas."""
 
     breakpoint_factor: ClassVar[float] = 4.0
@@ -47,17 +48,17 @@ class Scenario:
     shadowing: bool = True
     """Log-normal shadowing with the scenario's deviations; its median is 1, as the tables mean it."""
 
+    @abstractmethod
     def los_prob(self, distance_m: Array) -> Array:
         """P(line of sight) at a distance on the ground."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss_db(self, distance_m: Array) -> tuple[Array, Array]:
         """Path loss with and without line of sight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shadowing_db(self, distance_m: Array) -> tuple[Array, Array]:
         """Deviations of the shadowing with and without line of sight."""
-        raise NotImplementedError
 
     def mean_gain(self, distance_m: Array) -> Array:
         """Λ without shadowing, averaged over whether there is line of sight."""
