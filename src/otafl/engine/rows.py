@@ -103,12 +103,9 @@ class Schedule:
     def most_last(self) -> int:
         """Most different rounds in which the devices of a seed were last in the mask ("never" is one), at any time."""
         masks = self.masks.cpu().numpy()
-        last = np.full(masks.shape[1:], -1)
-        most = 1
-        for number, mask in enumerate(masks):
-            last[mask] = number
-            most = max(most, *(len(np.unique(row)) for row in last))
-        return most
+        rounds = np.where(masks, np.arange(len(masks))[:, None, None], -1)
+        last = np.sort(np.maximum.accumulate(rounds, axis=0), axis=-1)
+        return int((np.diff(last, axis=-1) > 0).sum(-1).max()) + 1
 
     @cached_property
     def _padded(self) -> Tensor:
