@@ -30,6 +30,7 @@ ROOMS = [
     ["experiments"],
     ["integrations", "terminal"],
     ["cli"],
+    ["__main__"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 # what a room may name below itself: presets look for MNIST, the package facade and lazy imports name anything

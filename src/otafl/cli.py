@@ -342,7 +342,9 @@ def reproduce(
     what: Annotated[
         list[str],
         typer.Argument(
-            metavar="WHAT...", help="fig1 … fig5, table1, claims, ablation, methods, norms, tradeoff, or all."
+            metavar="WHAT...",
+            help="fig1 … fig5, table1, claims, ablation, methods, norms, tradeoff, or all; "
+            "adaptive, anchors, speedup, tails, or open: what the paper leaves open.",
         ),
     ],
     overrides: Overrides = None,

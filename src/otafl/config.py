@@ -189,7 +189,7 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
     user = _nest(overrides or {})
     if str(source) in PRESETS:
         config = resolve(PRESETS[str(source)].layer(), user)
-        has_gamma = hasattr(config.algorithm.spec, "gamma")
+        has_gamma = isinstance(getattr(config.algorithm.spec, "gamma", None), float)
         if str(source) == "quick" and has_gamma and "gamma" not in user.get("algorithm", {}):
             return config.replace({"algorithm.gamma": scaled_gamma(config.algorithm.spec.gamma, config)})
         return config
@@ -198,13 +198,16 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
 
 def scaled_gamma(gamma: float, config: Config) -> float:
     """γ for this model with the threshold γ/√(d E_s) that `gamma` is for the paper's: the same devices are heard."""
-    num_params = _num_params(config.data, config.model, config.cell.devices)
-    return float(f"{gamma * math.sqrt(num_params / PAPER_PARAMS):.4g}")
+    return float(f"{gamma * math.sqrt(num_params(config) / PAPER_PARAMS):.4g}")
+
+
+def num_params(config: Config) -> int:
+    """D, the number of the model's parameters."""
+    return _num_params(config.data, config.model, config.cell.devices)
 
 
 @functools.lru_cache
 def _num_params(data: Choice, model: Choice, num_devices: int) -> int:
-    """D of a model for a data set."""
     from otafl.engine.models import builder, seeded_build  # torch is needed only here
     from otafl.world.data import load_dataset
 

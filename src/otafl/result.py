@@ -183,7 +183,7 @@ def _cause(config: Config) -> str:
     advice = f"training.lr = {config.training.lr:g} is too large"
     gamma = getattr(config.algorithm.spec, "gamma", None)
     if gamma is not None and config.radio.noise_var_j > 0:
-        advice += f", or algorithm.gamma = {gamma:g} lets too much receiver noise in"
+        advice += f", or algorithm.gamma = {gamma} lets too much receiver noise in"
     return advice
 
 

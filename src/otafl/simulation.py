@@ -225,7 +225,7 @@ class Simulation:
     def uplink_probability(self, place: int = 0) -> NDArray[np.float64] | None:
         """p_i^t of the seed in this place, [T, M]; None where the method has no one threshold γ for all."""
         gamma = getattr(self.algorithm, "gamma", None)
-        if gamma is None:
+        if not isinstance(gamma, float):
             return None
         threshold = inversion_threshold(gamma, self.problem.num_params, self.problem.symbol_energy_j)
         return active_prob(self.worlds[place], self.config.fading.spec, threshold, slice(None))
@@ -274,6 +274,8 @@ class Simulation:
             return None, None
         view = self._view("device", channel)
         active = self._guarded("active", lambda: self.algorithm.active(view, self.problem))
+        if active is None:
+            return None, None
         shape = channel["h"].shape
         if not isinstance(active, Tensor) or active.shape != shape or active.dtype != torch.bool:
             raise PluginError(f"{self._who}: active() must give a boolean mask of shape {tuple(shape)}")

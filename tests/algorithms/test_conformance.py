@@ -357,7 +357,7 @@ def test_c6_scale_of_the_innovations_does_not_matter() -> None:
     def recovered(factor: float) -> Tensor:
         round_ = sim.round_at(0)
         vectors = Updates(factor * end, *shared_reference(zero, 6), lr=1.0)
-        return heard_mean(round_, vectors, TINY_GAMMA).mean
+        return heard_mean(round_, vectors, round_.active, TINY_GAMMA).mean
 
     assert torch.allclose(recovered(1000.0), 1000.0 * recovered(1.0), rtol=1e-12)
 

@@ -4,6 +4,10 @@ The paper's Algorithm 1 prunes x^r for r < min_j τ_j + 1 (line 21), which keeps
 device stays silent: O(T d) memory. Counting references keeps a model only as long as some device refers to it:
 at most m models, and the same result. Both rules are here, to show the difference.
 
+A server that cannot keep m models has two ways out, both exact: devices measure against what the server can remember.
+Anchors rounded to 16 bits are the devices' anchors, too, so that the rounding error is a part of the innovation; and
+one common reference, which every device knows, needs one model whatever the number of devices.
+
 Knows: models and which device refers to which.
 Does not know: why a device received a model.
 """
@@ -18,8 +22,19 @@ from otafl.algorithms.base import Problem
 from otafl.engine import kernels
 from otafl.engine.rows import replace_rows
 
+Keeping = Literal["kept", "float16", "bfloat16", "common", "none"]
 Pruning = Literal["references", "paper"]
 FREE = -1
+
+
+def rounded(params: Tensor, keeping: Keeping) -> Tensor:
+    """A model as the server remembers it."""
+    match keeping:
+        case "float16":
+            return params.to(torch.float16).to(params.dtype)
+        case "bfloat16":
+            return params.to(torch.bfloat16).to(params.dtype)
+    return params
 
 
 @dataclass(frozen=True)
@@ -101,3 +116,35 @@ class Anchors:
         if self.pool.device.type != "cpu" and pruning == "references":
             return False
         return bool((kept.all(-1) & who.any(-1)).any())
+
+
+@dataclass(frozen=True)
+class Common:
+    """One reference for all devices: x^0, or the model that was last broadcast to everybody."""
+
+    pool: Tensor
+    """[S, 1, P]."""
+    slot: Tensor
+    """0 for every device, int [S, M]."""
+
+    @staticmethod
+    def initial(problem: Problem) -> "Common":
+        """Everybody knows x^0."""
+        params = problem.initial
+        slot = torch.zeros((len(params), problem.num_devices), dtype=torch.int64, device=params.device)
+        return Common(params[:, None].clone(), slot)
+
+    def count(self) -> Tensor:
+        """Models held, [S]."""
+        return torch.ones(len(self.pool), dtype=torch.int64, device=self.pool.device)
+
+    def mean(self, who: Tensor) -> Tensor:
+        """The reference, [S, P]: it is the mean of any devices' references."""
+        return self.pool[:, 0]
+
+    def receive(self, params: Tensor, r: Any, every: int | None) -> "Common":
+        """x^r [S, P] becomes the reference every so many rounds."""
+        if every is None:
+            return self
+        due = torch.as_tensor(r, device=params.device) % every == 0
+        return Common(torch.where(due, params[:, None], self.pool), self.slot)

@@ -6,7 +6,8 @@ An algorithm is a frozen dataclass of hyper-parameters with
     init(problem) -> State             a dataclass of tensors with a field `params` [S, P], the server model
     step(state, round) -> (State, Info)
     plan(server, problem, draw)        optional: what the server decides from its view alone and tells everybody
-    active(device, problem) -> mask    optional: who transmits, where the devices' view and the plan decide it
+    active(device, problem) -> mask    optional: who transmits, where the devices' view and the plan decide it; None
+                                       where it depends on what happens: then `round.decide` takes a mask
 
 `plan` and `active` decide for all rounds at once: shapes have the rounds in front, [T, S, ...]. A plan is a dict of
 tensors, thresholds and scalings designed from channel statistics for instance; `draw(name)` gives it uniform
@@ -163,6 +164,17 @@ class Round:
             raise PluginError(f"algorithm {self._owner}: round.active needs a method `active(device, problem)`")
         self._check_active()
         return self._active
+
+    def decide(self, active: Tensor) -> Tensor:
+        """Who transmits, where it is decided in this round: the mask, known to be one of this round."""
+        shape = self._check("decide()")
+        check_mask(self._owner, "decide()", active, shape)
+        if self._active is not None:
+            raise PluginError(f"algorithm {self._owner}: decide() is for a method whose `active` tells nothing")
+        if self._static:  # a graph cannot ask how many there are: every row, and the mask tells
+            bounds = tuple(range(0, active.numel() + 1, active.shape[1]))
+            announce(active, Rows(torch.arange(active.numel(), device=active.device), bounds, shape[1], padded=True))
+        return active
 
     def train(
         self, start: Tensor, who: Tensor | None = None, reference: tuple[Tensor, Tensor] | None = None

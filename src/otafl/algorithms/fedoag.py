@@ -18,56 +18,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from otafl.algorithms.anchors import Anchors, Pruning
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.uplink import Gamma, above_threshold, heard_mean
+from otafl.algorithms.base import Info, Round
+from otafl.algorithms.gossip import Gossip, State
+from otafl.algorithms.uplink import heard_mean
 from otafl.engine.rows import replace_rows
-from otafl.radio.csi import View
-from otafl.radio.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
-class State:
-    """What the next round needs."""
-
-    params: Tensor
-    """x^t, [S, P]."""
-    local_params: Tensor
-    """x_i^t, [S, M, P]."""
-    anchors: Anchors
-    """x^{τ_i+1}."""
-
-
-@dataclass(frozen=True)
-class FedOAG:
+class FedOAG(Gossip):
     """Truncated inversion, norm handshake and postponed broadcast: gossip through the server."""
 
-    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
-
-    gamma: Gamma = 1e-9
-    """γ, the pre-scalar; paper: 1e-9 for its 814,090 parameters."""
-    pruning: Pruning = "references"
-    """Which old models the server keeps: those a device refers to, or all since the oldest such ("paper")."""
-
-    @property
-    def static(self) -> bool:
-        """The paper's pruning rule keeps more and more models, so its rounds differ."""
-        return self.pruning == "references"
-
-    def init(self, problem: Problem) -> State:
-        """Line 2: every device starts from x^0 and has it as its anchor."""
-        return State(
-            params=problem.initial,
-            local_params=problem.device_models(),
-            anchors=Anchors.initial(problem),
-        )
-
-    def active(self, device: View, problem: Problem) -> Tensor:
-        """Line 10."""
-        return above_threshold(device, problem, self.gamma)
+    noise_weight: ClassVar[float] = 0.1
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Lines 4–28."""
@@ -75,7 +37,7 @@ class FedOAG:
         innovation = round.train(state.local_params, reference=(state.anchors.pool, state.anchors.slot))
 
         # Lines 10–18: the active devices report norms and send; the server recovers the mean innovation.
-        heard = heard_mean(round, innovation, self.gamma)
+        heard = heard_mean(round, innovation, *self.listen(state, round))
 
         # Line 19 and line 26: add the mean anchor; if nobody was active, keep the model.
         rebuilt = round.lr * heard.mean + state.anchors.mean(heard.who)
@@ -83,12 +45,13 @@ class FedOAG:
 
         # Lines 20–28: postponed broadcast to the active devices only; the others keep what they trained.
         local_params = replace_rows(innovation.end, heard.who, params, round.donates)
-        anchors = state.anchors.receive(params, round.t + 1, heard.who, self.pruning, round.donates)
+        state, columns = self.follow(state, round, heard.who, params, local_params, heard.signal_energy)
         info = Info(
             active=heard.who,
             norm_bound=heard.norm_bound,
-            anchors=anchors.count(),
+            anchors=state.anchors.count(),
             weights=heard.weights,
             noise_std=heard.noise_std,
+            extra=columns,
         )
-        return State(params, local_params, anchors), info
+        return state, info

@@ -23,13 +23,10 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from otafl.algorithms.anchors import Anchors
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.fedoag import State
-from otafl.algorithms.uplink import Gamma, above_threshold
+from otafl.algorithms.base import Info, Round
+from otafl.algorithms.gossip import Gossip, State
 from otafl.engine.rows import blend_rows
-from otafl.radio.csi import Reports, View
-from otafl.radio.knowledge import Knowledge
+from otafl.radio.csi import Reports
 
 
 def median(reports: Reports) -> Tensor:
@@ -41,29 +38,18 @@ def median(reports: Reports) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedOAGPlus:
+class FedOAGPlus(Gossip):
     """FedOAG with less noise: scaled by the reports' median, what exceeds it is kept for later."""
 
-    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
+    noise_weight: ClassVar[float] = 0.01  # against a signal of which only a lower bound is known
 
-    gamma: Gamma = 1e-9
-    """γ decides who is active, as in FedOAG: |h_i| ≥ γ/√(d E_s); it does not scale the signal."""
     theta_min: Annotated[float, Ge(0), Le(1)] = 0.5
     """Least share of its innovation that an active device sends; 1 sends everything, 0 would never drain."""
 
-    def init(self, problem: Problem) -> State:
-        """Every device starts from x^0 and has it as its anchor."""
-        return State(problem.initial, problem.device_models(), Anchors.initial(problem))
-
-    def active(self, device: View, problem: Problem) -> Tensor:
-        """FedOAG's line 10."""
-        return above_threshold(device, problem, self.gamma)
-
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """FedOAG's round with another handshake."""
-        anchors, active, problem = state.anchors, round.active, round.problem
+        anchors, problem = state.anchors, round.problem
+        active, gamma = self.listen(state, round)
         innovation = round.train(state.local_params, reference=(anchors.pool, anchors.slot))
 
         # Handshake: one scalar each way.
@@ -88,13 +74,19 @@ class FedOAGPlus:
         # Postponed broadcast to the active devices, which keep what they have not sent.
         left = 1 - share
         local = blend_rows(innovation.end, reports.who, params, left, (anchors.pool, anchors.slot), round.donates)
-        anchors = anchors.receive(params, round.t + 1, reports.who, "references", round.donates)
+
+        def at_least() -> Tensor:
+            """Received energy of devices that are just above the threshold."""
+            sent = (kappa[:, None] * share * reports.values).square().sum(-1)
+            return sent * gamma**2 / (problem.num_params * problem.symbol_energy_j)
+
+        state, columns = self.follow(state, round, reports.who, params, local, at_least)
         info = Info(
             active=reports.who,
             norm_bound=largest,
-            anchors=anchors.count(),
+            anchors=state.anchors.count(),
             weights=torch.where(active, share / num_active[:, None], 0.0),
             noise_std=rescale * problem.noise_var_j**0.5,
-            extra={"unsent_share": (left * active).sum(-1) / num_active},
+            extra={"unsent_share": (left * active).sum(-1) / num_active, **columns},
         )
-        return State(params, local, anchors), info
+        return state, info

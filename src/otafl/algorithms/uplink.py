@@ -73,6 +73,14 @@ class Heard:
     """1/|A| for the active devices, [S, M]."""
     noise_std: Tensor
     """Of the mean, per coordinate, [S]."""
+    norms: Tensor
+    """‖Δ_i‖ as reported, [S, M]."""
+    scale: Tensor
+    """γ/B_t, [S, 1]."""
+
+    def signal_energy(self) -> Tensor:
+        """Σ_i ‖γ Δ_i/B_t‖², what arrived but for the products of different devices' vectors, [S]."""
+        return (self.scale * self.norms).square().sum(-1)
 
 
 def full_amplitude(h: Tensor, problem: Problem) -> Tensor:
@@ -104,16 +112,17 @@ def send(round: Round, updates: Updates, bounded: Bounded, amplitude: Tensor) ->
     return Received(round.uplink(updates, arrived / h, bounded.who), bounded, arrived)
 
 
-def above_threshold(device: View, problem: Problem, gamma: float) -> Tensor:
-    """Line 10 of FedOAG's Algorithm 1: A = {i : |h_i| ≥ γ/√(d E_s)}, a mask, known to the devices."""
+def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Tensor:
+    """Line 10 of FedOAG's Algorithm 1: A = {i : |h_i| ≥ γ/√(d E_s)}, a mask, known to the devices; γ may be [S, 1]."""
     return full_amplitude(device.h, problem) >= gamma
 
 
-def heard_mean(round: Round, vectors: Updates, gamma: float) -> Heard:  # noqa: A002
-    """Lines 12–18: report norms, learn B_t, send (γ/h_i) Δ_i/B_t, rescale by B_t/(γ|A|)."""
-    bounded = bound_norms(round, vectors, round.active, "normalise", 1.0)
+def heard_mean(round: Round, vectors: Updates, who: Tensor, gamma: float | Tensor) -> Heard:  # noqa: A002
+    """Lines 12–18: report norms, learn B_t, send (γ/h_i) Δ_i/B_t, rescale by B_t/(γ|A|); γ may be [S]."""
+    bounded = bound_norms(round, vectors, who, "normalise", 1.0)
     assert bounded.reports is not None
-    received = send(round, vectors, bounded, torch.full_like(bounded.shrink, gamma))  # Σ γ Δ_i/B_t + z
+    amplitude = gamma[:, None] if isinstance(gamma, Tensor) else torch.full_like(bounded.shrink, gamma)
+    received = send(round, vectors, bounded, amplitude)  # Σ γ Δ_i/B_t + z
     rescale = bounded.limit / gamma / bounded.reports.count().clamp(min=1)
     return Heard(
         mean=received.sum * rescale[:, None].to(received.sum.dtype),
@@ -122,4 +131,6 @@ def heard_mean(round: Round, vectors: Updates, gamma: float) -> Heard:  # noqa: 
         norm_bound=bounded.limit,
         weights=rescale[:, None] * received.arrived,
         noise_std=rescale * round.problem.noise_var_j**0.5,
+        norms=bounded.reports.values,
+        scale=amplitude * bounded.shrink,
     )

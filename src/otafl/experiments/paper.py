@@ -75,7 +75,7 @@ def config_of(method: Method, regime: str, quick: bool, keys: Mapping[str, Any] 
         return load_config(regime, values)
     data = load_config("quick").data.name
     config = load_config(regime, {**values, **QUICK_KEYS, "data.name": data})
-    if hasattr(config.algorithm.spec, "gamma"):
+    if isinstance(getattr(config.algorithm.spec, "gamma", None), float):
         config = config.replace({"algorithm.gamma": scaled_gamma(config.algorithm.spec.gamma, config)})
     return config
 
@@ -123,13 +123,15 @@ def needs(figure: str, quick: bool) -> list[Need]:
 
 
 def sweep_of(
-    figures: list[str], quick: bool, overrides: Mapping[str, Any] | None = None
+    figures: list[str], every: Mapping[str, list[Need]], overrides: Mapping[str, Any] | None = None
 ) -> tuple[Sweep, dict[str, list[Need]]]:
-    """One sweep of all runs that some figures need, and per figure its needs; `overrides` change every run."""
-    every = {figure: needs(figure, quick) for figure in FIGURES}
+    """One sweep of all runs that some figures need, and per figure its needs; `overrides` change every run.
+
+    `every` has the needs of other figures, too: a run has one name, whichever figures are asked for.
+    """
     if overrides:
         every = {figure: _changed(found, overrides, figure in figures) for figure, found in every.items()}
-    named: dict[str, Case] = {}  # a run has one name, whichever figures ask for it
+    named: dict[str, Case] = {}
     for need in (need for found in every.values() for need in found):
         named.setdefault(need.config.digest, Case({"regime": need.regime, "run": need.label}, need.config))
     wanted = {figure: every[figure] for figure in figures}

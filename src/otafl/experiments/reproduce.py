@@ -16,8 +16,10 @@ import numpy as np
 from otafl import registry
 from otafl.config import PAPER_PARAMS, load_config
 from otafl.errors import ConfigError
+from otafl.experiments import open_figures, open_problems
 from otafl.experiments.conduct import conduct
-from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need, sweep_of
+from otafl.experiments.open_problems import OPEN
+from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need, needs, sweep_of
 from otafl.experiments.study import Study
 from otafl.radio.link import inversion_threshold
 from otafl.report.runs import read_run
@@ -40,13 +42,17 @@ class Drawn:
 def reproduce(
     what: Sequence[str], out: Path, quick: bool, overrides: Mapping[str, Any] | None = None, **executor: Any
 ) -> Drawn:
-    """Make some figures or tables, or all of them."""
+    """Make some figures or tables; "all" are the paper's and those beside them, "open" those of its open problems."""
+    groups = {"all": FIGURES, "open": OPEN}
     for name in what:
-        if name not in (*FIGURES, "all"):
-            known = registry.nearest(name, [*FIGURES, "all"])
-            raise ConfigError(f"reproduce {name!r}: unknown{known}; there are {', '.join(FIGURES)}, all")
-    figures = list(FIGURES) if "all" in what else list(dict.fromkeys(what))
-    sweep, wanted = sweep_of(figures, quick, overrides)
+        if name not in (known := [*FIGURES, *OPEN, *groups]):
+            raise ConfigError(
+                f"reproduce {name!r}: unknown{registry.nearest(name, known)}; there are {', '.join(known)}"
+            )
+    figures = list(dict.fromkeys(figure for name in what for figure in groups.get(name, (name,))))
+    every = {figure: needs(figure, quick) for figure in FIGURES}
+    every |= {figure: open_problems.needs(figure, quick) for figure in OPEN if figure in figures}
+    sweep, wanted = sweep_of(figures, every, overrides)
     study = Study(out, sweep)
     status = 0
     if sweep.cases:
@@ -66,7 +72,7 @@ def reproduce(
     for figure in figures:
         begin = time.monotonic()
         with explained(out):
-            made = DRAW[figure](wanted[figure], read, out / "figures", quick)
+            made = (DRAW | open_figures.DRAW)[figure](wanted[figure], read, out / "figures", quick)
         files += made
         print(f"{figure}: {', '.join(str(path) for path in made)} ({time.monotonic() - begin:.1f} s)", file=sys.stderr)
     return Drawn(tuple(files), status)

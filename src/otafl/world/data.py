@@ -216,6 +216,8 @@ class Quadratic:
     samples_per_device: Annotated[int, Ge(1), Le(10**6)] = 1
     sample_noise: Annotated[float, Ge(0)] = 0.0
     """Standard deviation of a device's samples around its centre: the noise of stochastic gradients."""
+    sample_tail: Annotated[float, Ge(0)] = 0.0
+    """Degrees of freedom of Student's t for that noise (then `sample_noise` is its scale); 0 is the normal law."""
     data_seed: Annotated[int, Ge(0)] = 0
     """Draws centres and samples; the same for every seed of the run."""
 
@@ -230,7 +232,9 @@ class Quadratic:
                     "(data.dimension)"
                 )
             centers = np.array(self.centers)
-        noise = self.sample_noise * rng.standard_normal((num_devices, self.samples_per_device, self.dimension))
+        shape = (num_devices, self.samples_per_device, self.dimension)
+        tail = self.sample_tail
+        noise = self.sample_noise * (rng.standard_t(tail, shape) if tail > 0 else rng.standard_normal(shape))
         samples = centers[:, None] + noise - noise.mean(axis=1, keepdims=True)
 
         def examples(points: NDArray[np.float64]) -> Split:
