@@ -11,7 +11,6 @@ from torch import Tensor
 
 import otafl
 from otafl import registry
-from otafl.algorithms.uplink import heard_mean
 from otafl.engine.updates import Updates, shared_reference
 from otafl.errors import InformationError
 from otafl.fold import flatten_state
@@ -22,16 +21,25 @@ from tests.conftest import TINY_GAMMA, make_config, simulate
 
 ALGORITHMS = sorted(registry.BUILTIN["algorithms"])
 NO_RADIO = {name for name in ALGORITHMS if registry.lookup("algorithms", name).ideal_radio}
-# What does not apply to whom, and why; everything else applies to everyone.
-EXEMPT = {
+CLIPS = ("algorithm.norms", "clip")
+# What does not apply to whom, a method or a form of it, and why; everything else applies to everyone.
+EXEMPT: dict[str, dict[Any, str]] = {
     "C1 energy": dict.fromkeys(NO_RADIO, "spends none"),
-    "C2 linearity": {name: "no weights without a radio: its own tests" for name in NO_RADIO}
-    | dict.fromkeys(("fedoag", "fedoag-plus"), "adds anchors: identity F1 and its like in their own tests"),
-    "C3 noise": dict.fromkeys(NO_RADIO, "no noise")
-    | dict.fromkeys(("fedoag", "fedoag-plus"), "identity F4 and its like in their own tests"),
-    "C6 scale": dict.fromkeys(NO_RADIO, "no normalisation")
-    | dict.fromkeys(("fedoag", "fedoag-plus"), "an innovation has a history: tested on the uplink itself"),
-    "C8 empty round": dict.fromkeys(("fedavg", "vanilla", "opc", "air-feel"), "everybody always transmits"),
+    "C2 linearity, C3 noise": dict.fromkeys(NO_RADIO, "no weights and no noise without a radio: its own tests")
+    | dict.fromkeys(("fedoag", "fedoag-plus"), "adds anchors: identities F1, F4 and their like in their own tests"),
+    "C5 zero-noise limit": dict.fromkeys(NO_RADIO, "no weights without a radio: its own tests")
+    | dict.fromkeys(("fedoag", "fedoag-plus"), "unbiased through memory: F7 and the bias oracle")
+    | dict.fromkeys(("ota-fedavg", "opc", "lcpc"), "biased by design: the bias oracle")
+    | {
+        CLIPS: "averages clipped updates",
+        ("algorithm.design", "default"): "trades bias for noise",
+        ("algorithm.design", "min-noise"): "trades bias for noise",
+        ("algorithm.regime", "biased"): "by its name",
+        ("algorithm.form", "energy"): "q_i differ, one factor for all",
+    },
+    "C6 scale": dict.fromkeys(NO_RADIO, "no normalisation") | {CLIPS: "a fixed bound is not a ratio"},
+    "C8 empty round": dict.fromkeys(("fedavg", "vanilla", "opc", "air-feel"), "everybody always transmits")
+    | dict.fromkeys((("algorithm.form", "instantaneous"), ("algorithm.form", "clip")), "everybody always transmits"),
 }
 CLIPPING = [
     name
@@ -54,16 +62,31 @@ FORMS = [(name, {}) for name in ALGORITHMS] + [
     ("lcpc", {"algorithm.form": "clip"}),
     ("lcpc", {"algorithm.form": "clip", "algorithm.renormalise": False}),
     ("air-feel", {"algorithm.regime": "biased"}),
+    ("sca", {"algorithm.solver": "successive"}),
+    ("sca", {"algorithm.refresh": "every", "algorithm.refresh_rounds": 3}),
+    ("bb-alternative", {"algorithm.alternation": "strict"}),
     ("fedoag-plus", {"algorithm.theta_min": 1.0}),
+    *((name, {"algorithm.gamma": "adaptive"}) for name in ("fedoag", "fedoag-plus")),
+    *((name, {"algorithm.anchors": kept}) for name in ("fedoag", "fedoag-plus") for kept in ("float16", "none")),
+    *((name, {"algorithm.anchors": "common", "algorithm.refresh": 2}) for name in ("fedoag", "fedoag-plus")),
+    ("fedoag", {"algorithm.pruning": "paper"}),
 ]  # fmt: skip
 
 
-def forms(check: str, without: tuple[tuple[str, str], ...] = ()) -> Any:
-    """Every form of every method to which a check applies, without those that have a certain key."""
-    exempt = EXEMPT.get(check, {})
-    chosen = [(name, keys) for name, keys in FORMS if name not in exempt and not set(without) & set(keys.items())]
+def forms(check: str) -> Any:
+    """Every form of every method to which a check applies."""
+    exempt = EXEMPT[check]
+    chosen = [(name, keys) for name, keys in FORMS if not exempt.keys() & {name, *keys.items(), *defaults(name, keys)}]
     return pytest.mark.parametrize(
         ("algorithm", "keys"), chosen, ids=[" ".join([name, *map(str, keys.values())]) for name, keys in chosen]
+    )
+
+
+def defaults(name: str, keys: dict[str, Any]) -> set[tuple[str, str]]:
+    """The form that a method has where no key names one."""
+    found = {("algorithm.design", "default")} if name == "sca" and "algorithm.design" not in keys else set()
+    return found | (
+        {("algorithm.form", "energy")} if name.startswith("bb-") and "algorithm.form" not in keys else set()
     )
 
 
@@ -119,7 +142,7 @@ def deep_fade(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("deep_fade")
-@forms("C8 empty round", without=(("algorithm.form", "instantaneous"), ("algorithm.form", "clip")))  # all transmit
+@forms("C8 empty round")
 def test_c8_a_round_with_nobody_active_keeps_the_model(algorithm: str, keys: dict[str, Any]) -> None:
     """Where the server can know. With clipped norms and a fixed factor it cannot, and applies the noise alone."""
     sim = reference(algorithm, {"fading.name": "deep", **keys})
@@ -154,7 +177,7 @@ def test_plans_do_not_look_ahead(algorithm: str, keys: dict[str, Any]) -> None:
         assert torch.equal(values, plans[1][name][:7]), name
 
 
-@forms("C2 linearity")
+@forms("C2 linearity, C3 noise")
 def test_c2_and_c3_update_is_the_weighted_sum_plus_the_noise_it_reports(algorithm: str, keys: dict[str, Any]) -> None:
     """(x^{t+1} − x^t)/η = Σ w_i Δ_i + noise_std · z/σ_z, with the weights and the standard deviation of Info."""
     sim = reference(algorithm, {"experiment.rounds": 6, **keys})
@@ -172,6 +195,23 @@ def test_c2_and_c3_update_is_the_weighted_sum_plus_the_noise_it_reports(algorith
         anybody |= bool((info.weights > 0).any() and (info.noise_std > 0).any())
         state = after
     assert anybody
+
+
+@forms("C5 zero-noise limit")
+def test_c5_without_noise_the_full_average_is_recovered_in_the_mean(algorithm: str, keys: dict[str, Any]) -> None:
+    """Mean weights over rounds and seeds are equal for all devices; exactly, where everybody always transmits."""
+    rounds, seeds = 150, list(range(8))
+    whole_cell = {"algorithm.interior_radius_m": 1e6} if algorithm.startswith("bb-") else {}
+    world = {"experiment.rounds": rounds, "experiment.seeds": seeds, "radio.noise_dbm_hz": -np.inf, "cell.devices": 5}
+    sim = reference(algorithm, {**world, **whole_cell, **keys})
+    state, weights = sim.init(), []
+    for t in range(rounds):
+        state, info, *_ = sim.step(state, t)
+        weights.append(info.weights)
+    mean = torch.stack(weights).mean(0).numpy()  # [S, M]
+    error = mean.std(0, ddof=1) / np.sqrt(len(seeds))
+    assert (np.abs(mean.mean(0) - 1 / 5) < 5 * error + 1e-9).all()
+    assert (error < 0.02).all()
 
 
 @pytest.mark.parametrize(("algorithm", "keys"), FORMS)
@@ -192,13 +232,15 @@ class Louder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
 
-    def train(self, start: Tensor, who: Tensor | None = None) -> Updates:
-        updates = self._round.train(start, who)
-        end = start[:, None] + self._factor * (updates.end - start[:, None])
-        return Updates(end, *shared_reference(start, end.shape[1]), self._round.lr)
+    def train(self, start: Tensor, who: Tensor | None = None, reference: Any = None) -> Updates:
+        updates = self._round.train(start, who, reference)
+        if start.dim() == 2:
+            start = start[:, None]
+        end = start + self._factor * (updates.end - start)  # a device's own start is its anchor in the first round
+        return Updates(end, *(reference or shared_reference(start[:, 0], end.shape[1])), self._round.lr)
 
 
-@forms("C6 scale", without=(("algorithm.norms", "clip"),))
+@forms("C6 scale")
 def test_c6_scale_of_the_updates_does_not_matter(algorithm: str, keys: dict[str, Any]) -> None:
     """All updates times c multiply the recovered update by c, noise included, where norms are normalised."""
     sim = reference(algorithm, keys)
@@ -260,6 +302,7 @@ def moved_behind_the_servers_back(sim: Simulation, num_rounds: int = 8) -> bool:
         after, info = sim.algorithm.step(state, recorder)
         replayed, _ = sim.algorithm.step(state, Replay(sim, t, recorder))
         moved |= not torch.equal(replayed.params, after.params)
+        moved |= not torch.equal(getattr(replayed, "gamma", torch.zeros(0)), getattr(after, "gamma", torch.zeros(0)))
         anybody |= bool(info.active.any())
         state = after
     assert anybody
@@ -348,23 +391,9 @@ def test_all_methods_meet_the_same_world() -> None:
     assert all(torch.equal(draw, draws[0]) for draw in draws)
 
 
-def test_c6_scale_of_the_innovations_does_not_matter() -> None:
-    """The same for FedOAG's uplink."""
-    sim = reference("fedoag")
-    end = torch.randn((2, 6, sim.objective.num_params), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    zero = torch.zeros_like(end[:, 0])
-
-    def recovered(factor: float) -> Tensor:
-        round_ = sim.round_at(0)
-        vectors = Updates(factor * end, *shared_reference(zero, 6), lr=1.0)
-        return heard_mean(round_, vectors, round_.active, TINY_GAMMA).mean
-
-    assert torch.allclose(recovered(1000.0), 1000.0 * recovered(1.0), rtol=1e-12)
-
-
 def test_every_module_is_registered_and_has_a_page() -> None:
     folder = Path(registry.__file__).parent / "algorithms"
-    shared = {"__init__", "base", "anchors", "uplink", "memoryless"}
+    shared = {"__init__", "base", "anchors", "gossip", "threshold", "uplink", "memoryless"}
     modules = {path.stem for path in folder.glob("*.py")} - shared
     registered = {place.split(":")[0].rsplit(".", 1)[1] for place in registry.BUILTIN["algorithms"].values()}
     assert modules == registered

@@ -109,6 +109,8 @@ def test_opc_closed_form_is_the_minimum() -> None:
 
 def test_opc_limits() -> None:
     """No noise: vanilla. Much noise: all at full power, weights proportional to |h_i|, energies at the limit."""
+    c = torch.tensor([[0.2, 0.5, 1.0, 3.0]], dtype=torch.float64)
+    assert float(best_scale(c, 1e9)) == pytest.approx(4.7 / 1e9, rel=1e-6)  # a → Σ c_i/ν
     quiet, vanilla = make("opc", NOISE_FREE), make("vanilla", NOISE_FREE)
     assert torch.allclose(first_weights(quiet, 3), first_weights(vanilla, 3), rtol=1e-12)
     loud = make("opc", {"radio.noise_dbm_hz": -60.0, "algorithm.renormalise": True})

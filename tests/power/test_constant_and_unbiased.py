@@ -40,6 +40,37 @@ def test_truncation_limits() -> None:
         assert float(constant.truncation(REACH, noise)[0]) == pytest.approx(grid[int(np.argmax(gain))], abs=3e-4)
 
 
+@pytest.mark.parametrize("noise", [0.1, 3.0])
+def test_truncation_of_equal_devices_against_a_grid(noise: float) -> None:
+    """J* by its definition, minimised over a and γ on a grid."""
+    equal, grid = np.full(6, 1.7), np.linspace(0.01, 6, 20_001)
+    heard = 6 * np.exp(-((grid / 1.7) ** 2))
+    a = heard * grid / (heard * grid**2 + noise)  # dJ/da = 0
+    error = 6 - 2 * a * grid * heard + (a * grid) ** 2 * heard + noise * a**2
+    assert float(constant.truncation(equal, noise)[0]) == pytest.approx(grid[error.argmin()], abs=1e-3)
+
+
+def test_a_fixed_to_the_inverse_of_gamma_is_a_trap() -> None:
+    """With a = 1/γ, J = m − Q + ν/γ² is 70 and 30.4 at γ = 1e-8 and 1e-7: best where nobody is heard; not so here."""
+
+    def trap(gamma: float) -> float:
+        return float(30 - np.exp(-((gamma / PAPER_REACH) ** 2)).sum() + PAPER_NOISE / gamma**2)
+
+    assert trap(1e-8) == pytest.approx(70, abs=1)
+    assert trap(1e-7) == pytest.approx(30.4, abs=0.05)
+    assert trap(1e-6) < trap(1e-7) < trap(1e-8)
+    gamma, _ = constant.truncation(PAPER_REACH, PAPER_NOISE)
+    assert float(constant.truncation_error(gamma, PAPER_REACH, PAPER_NOISE)) < 30 < trap(float(gamma))
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.1, 10.0])
+def test_clipping_is_a_minimum(noise: float) -> None:
+    """J(a) = Σ E(b_i − 1)² + ν a² on a grid."""
+    grid = np.geomspace(1e-3, 1e3, 40_001)
+    error = constant.clipped_moments(grid, REACH)[1].sum(-1) + noise * grid**2
+    assert float(constant.clipping(REACH, noise)) == pytest.approx(grid[error.argmin()], rel=2e-3)
+
+
 def test_clipping_golden_and_limits() -> None:
     mean, error = constant.clipped_moments(np.array(1.0), REACH)
     assert error == pytest.approx([0.558264, 0.197210, 0.067978, 0.033063], abs=1e-6)
@@ -91,6 +122,7 @@ def test_unbiased_by_simulation_and_limits() -> None:
     expected = float(unbiased.variance(a, REACH, 0.0))
     assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(count)
     assert unbiased.factors(np.asarray(1e5), REACH) == pytest.approx([1] * 4, rel=1e-6)  # full inversion
+    assert float(unbiased.variance(np.asarray(1e5), REACH, 0.0)) < 1e-8
     assert float(unbiased.least_scale(np.full(3, 2.0))) == pytest.approx(1 / np.sqrt(np.pi), rel=1e-12)
     assert np.isinf(unbiased.factors(unbiased.least_scale(REACH), REACH)[0])  # full power in every fade
 

@@ -48,6 +48,15 @@ def test_golden(
     )
 
 
+def test_golden_amplitudes() -> None:
+    """α_i and their sum."""
+    s = np.array([0.5, 1, 2])
+    one, other = (sca.exact(s, *fixture[1:4], fixture[4]) for fixture in FIXTURES)
+    assert sca.amplitudes(one, s) == pytest.approx([0.18530455, 0.23178480, 0.24369776], rel=1e-7)
+    assert sca.amplitudes(one, s).sum() == pytest.approx(0.660787108, rel=1e-8)
+    assert sca.amplitudes(other, s).sum() == pytest.approx(0.618091552, rel=1e-8)
+
+
 def test_golden_closed_forms() -> None:
     s = np.array([0.5, 1, 2])
     zero = sca.zero_bias(s)
@@ -112,6 +121,8 @@ def test_paper_setting(solver: str) -> None:
     found = getattr(sca, solver)(PAPER_REACH, PAPER_NOISE, 30.0, 1e-2)
     assert float(sca.bound(found, PAPER_REACH, PAPER_NOISE, 30.0, 1e-2)) == pytest.approx(1.00094, rel=1e-5)
     assert sca.amplitudes(found, PAPER_REACH).sum() == pytest.approx(7.7278e-9, rel=1e-4)
+    flatness = np.abs(sca.slope(found, PAPER_REACH, PAPER_NOISE, 30.0, 1e-2)).max()
+    assert flatness < (1e-12 if solver == "exact" else 1e-6)  # of a bound of 1
     assert (found[0], found[-1]) == (pytest.approx(5.171e-10, rel=1e-3), pytest.approx(1.791e-10, rel=1e-3))
 
 
@@ -194,6 +205,9 @@ def test_zero_bias_and_the_other_methods_in_the_papers_setting() -> None:
     rate = (1 / PAPER_REACH**2).sum()  # vanilla: the weakest of 30
     assert np.sqrt(PAPER_NOISE * rate / np.log(2)) / 30 == pytest.approx(33.8, rel=5e-3)
     assert np.sqrt(np.pi * PAPER_NOISE * rate) / 30 == pytest.approx(49.9, rel=5e-3)
+    weakest = (PAPER_REACH**2 * np.random.default_rng(1).exponential(size=(100_000, 30))).min(1)
+    noises = np.sqrt(PAPER_NOISE / weakest) / 30  # no variance: its median is what a simulation can tell
+    assert abs(np.mean(noises < 33.8) - 0.5) < 5 * 0.5 / np.sqrt(100_000) + 2e-3
     inside = PAPER_REACH[PLACES_M <= 900]
     assert len(inside) == 11
     for reach, noise, active in ((inside, 15.8, 9.2), (PAPER_REACH, 14.2, 25.2)):  # BB, energy, g = ½
@@ -236,7 +250,7 @@ def test_s6_units_do_not_matter_and_instances_are_independent() -> None:
 
 
 def test_s7_moments_by_simulation() -> None:
-    """E D̂ = Σ p_i g_i and Var = Σ p_i² (1/q_i − 1)‖g_i‖² + d σ_z²/α²; tolerance 5 standard errors."""
+    """E D̂ = Σ p_i g_i, Var = Σ p_i² ((1/q_i − 1)(‖g_i‖² + σ_i²) + σ_i²) + d σ_z²/α²; tolerance 5 standard errors."""
     rng, count = np.random.default_rng(1), 400_000
     reach = np.array([0.5, 1.0, 2.0])
     gamma = np.array([0.3, 0.5, 0.4])
@@ -244,11 +258,14 @@ def test_s7_moments_by_simulation() -> None:
     noise_var = 0.01
     sent = rng.exponential(size=(count, 3)) >= (gamma / reach) ** 2
     alpha = sca.amplitudes(gamma, reach).sum()
-    heard = (sent * gamma) @ vectors + np.sqrt(noise_var) * rng.standard_normal((count, 2))
+    spread = np.array([0.3, 0.0, 0.5])  # σ_i² of random vectors in two dimensions
+    drawn = vectors + np.sqrt(spread / 2)[:, None] * rng.standard_normal((count, 3, 2))
+    heard = np.einsum("ni,nid->nd", sent * gamma, drawn) + np.sqrt(noise_var) * rng.standard_normal((count, 2))
     estimates = heard / alpha
     p, q = sca.weights(gamma, reach), sca.transmit_probability(gamma, reach)
     mean = p @ vectors
     assert (np.abs(estimates.mean(0) - mean) < 5 * estimates.std(0) / np.sqrt(count)).all()
     squares = ((estimates - mean) ** 2).sum(1)
-    expected = (p**2 * (1 / q - 1) * (vectors**2).sum(1)).sum() + 2 * noise_var / alpha**2
+    energy = (vectors**2).sum(1) + spread
+    expected = (p**2 * ((1 / q - 1) * energy + spread)).sum() + 2 * noise_var / alpha**2
     assert abs(squares.mean() - expected) < 5 * squares.std() / np.sqrt(count)

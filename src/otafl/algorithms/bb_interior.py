@@ -83,8 +83,10 @@ class BBInterior:
         else:
             least = torch.where(scheduled, gains, torch.inf).amin(-1)
             gamma = reach(self.truncation * least, problem)
-            ratio = torch.where(scheduled, least[..., None] / gains, 1.0) if self.form == "energy" else 1.0
-            prob = torch.exp(-self.truncation * torch.as_tensor(ratio)).expand_as(gains)
+            ratio = torch.ones_like(gains)
+            if self.form == "energy":
+                ratio = torch.where(scheduled, least[..., None] / gains, ratio)
+            prob = torch.exp(-self.truncation * ratio)
         gamma = torch.where(anybody, gamma, 0.0)
         expected = torch.where(scheduled, prob, 0.0).sum(-1)
         rescale = torch.where(anybody, 1 / (gamma * expected), 0.0)

@@ -77,7 +77,8 @@ class FedOAGPlus(Gossip):
 
         def at_least() -> Tensor:
             """Received energy of devices that are just above the threshold."""
-            sent = (kappa[:, None] * share * reports.values).square().sum(-1)
+            asked = torch.maximum(middle[:, None], self.theta_min * reports.values)
+            sent = (kappa[:, None] * torch.minimum(reports.values, asked)).square().sum(-1)
             return sent * gamma**2 / (problem.num_params * problem.symbol_energy_j)
 
         state, columns = self.follow(state, round, reports.who, params, local, at_least)

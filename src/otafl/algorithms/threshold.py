@@ -38,7 +38,8 @@ def first_gamma(problem: Problem, weight: float) -> Tensor:
 def next_gamma(gamma: Tensor, num_active: Tensor, signal_energy: Tensor, problem: Problem, weight: float) -> Tensor:
     """γ of the next round, from |A| and ‖signal‖² of this one, all [S]."""
     noise = _noise(problem, weight) / signal_energy
-    waiting = (problem.num_devices - num_active + 0.5) / (num_active + 0.5)
+    heard = num_active.to(torch.float64)
+    waiting = (problem.num_devices - heard + 0.5) / (heard + 0.5)
     ratio = (noise / waiting).log().nan_to_num(nan=0.0).clamp(-MOST, MOST)
     moved = gamma * (SPEED * ratio).exp()
     return torch.where(num_active > 0, moved, gamma / 2).clamp(min=SMALLEST)

@@ -20,7 +20,6 @@ from otafl.report.statistics import (
     error_bar_text,
     estimate,
     last_accuracy,
-    paired_difference,
     rounds_to_reach,
 )
 from otafl.result import Result, first_averaged
@@ -42,24 +41,39 @@ class Chosen:
 
     @property
     def best(self) -> float:
-        """The fixed γ with the best validation accuracy at the end; diverged runs are never that."""
-        return max(self.fixed, key=lambda gamma: float(np.nan_to_num(_last(self.fixed[gamma], "validation_accuracy"))))
+        """The fixed γ with the best validation accuracy at the end, among those with the fewest diverged seeds."""
+        return max(self.fixed, key=lambda gamma: (-len(self.fixed[gamma].diverged), _validated(self.fixed[gamma])))
 
     @property
     def gap(self) -> Estimate:
-        """Test accuracy of the adaptive γ minus that of the best fixed one, by seed."""
-        return paired_difference(self.adaptive, self.fixed[self.best])
+        """Test accuracy of the adaptive γ minus that of the best fixed one, by seed, of the seeds that no run lost."""
+        difference = last_accuracy(self.adaptive) - last_accuracy(self.fixed[self.best])
+        return estimate(difference[np.isfinite(difference)])
 
     @property
     def found(self) -> float:
-        """γ that the adaptive run ended with."""
-        return _last(self.adaptive, "gamma")
+        """γ that the adaptive run ended with, mean over its seeds."""
+        values = _late(self.adaptive, "gamma")
+        return float(values[np.isfinite(values)].mean()) if np.isfinite(values).any() else math.nan
 
 
-def _last(result: Result, column: str) -> float:
-    """Mean over seeds and the rounds r > T − 50; NaN where a seed diverged."""
+def _late(result: Result, column: str) -> NDArray[np.float64]:
+    """Per seed, the mean over the rounds r > T − 50; NaN where it diverged."""
     late = result.rounds > first_averaged(result.config)
-    return float(result.metrics[column][:, late].mean()) if late.any() else math.nan
+    if not late.any():
+        return np.full(len(result.config.experiment.seeds), np.nan)
+    return np.asarray(result.metrics[column][:, late].mean(1))
+
+
+def _validated(result: Result) -> float:
+    values = _late(result, "validation_accuracy")
+    return float(values[np.isfinite(values)].mean()) if np.isfinite(values).any() else -math.inf
+
+
+def _survivors(result: Result) -> Estimate:
+    """Last accuracy of the seeds that did not diverge."""
+    values = last_accuracy(result)
+    return estimate(values[np.isfinite(values)])
 
 
 def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
@@ -73,11 +87,10 @@ def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
     ]
     for row in rows:
         best, edge = row.best, " (edge of the grid)" if row.best in (min(row.fixed), max(row.fixed)) else ""
-        fixed, own = estimate(last_accuracy(row.fixed[best])), estimate(last_accuracy(row.adaptive))
-        lines.append(
-            f"| {row.world} | {row.method} | {best:.2g}{edge} | {fixed} | {row.found:.2g} | {own} "
-            f"| {row.gap.mean:+.2f} ± {row.gap.half_width:.2f} |"
-        )
+        fixed, own = _accuracy_text(row.fixed[best]), _accuracy_text(row.adaptive)
+        gap = f"{row.gap.mean:+.2f} ± {row.gap.half_width:.2f}" if row.gap.num_seeds > 1 else "–"
+        found = f"{row.found:.2g}" if math.isfinite(row.found) else "–"
+        lines.append(f"| {row.world} | {row.method} | {best:.2g}{edge} | {fixed} | {found} | {own} | {gap} |")
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +106,7 @@ def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
             tops = []
             for row in (row for row in rows if row.world == world):
                 points = _points(row)
-                tops.append(np.nanmax([value.mean for value in points.values()]))
+                tops += [value.mean for value in points.values() if math.isfinite(value.mean)]
                 _draw_points(axes, row, points)
                 table += [
                     (world, row.method, gamma, f"{value.mean:.4f}", f"{value.half_width:.4f}")
@@ -103,14 +116,15 @@ def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
             axes.set_xticks([0.3, 1, 3], ["0.3", "1", "3"])
             axes.tick_params(labelbottom=True)
             axes.minorticks_off()
-            axes.set_ylim(max(0.0, min(tops) - 6), max(tops) + 1)
+            axes.set_ylim(max(min(tops), max(tops) - 25) - 1, max(tops) + 1)
             axes.set_title(world, fontsize=9, loc="left")
             axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         for axes in flat[len(worlds) :]:
             axes.set_visible(False)
         handles, labels = flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-        figure.supxlabel("γ over the γ whose threshold is the r.m.s. |h| at the cell's edge", fontsize=9)
+        for axes in flat[max(0, len(worlds) - columns) : len(worlds)]:
+            axes.set_xlabel("γ/γ at the cell's edge", fontsize=9)
         seeds = rows[0].adaptive.config.experiment.seeds
         figure.supylabel(f"test accuracy (%), {error_bar_text(len(seeds))}", fontsize=9)
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")
@@ -120,8 +134,8 @@ def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
 
 def _points(row: Chosen) -> dict[str, Estimate]:
     """Accuracies of the fixed γ and of the adaptive one."""
-    points = {f"{gamma:g}": estimate(last_accuracy(row.fixed[gamma])) for gamma in sorted(row.fixed)}
-    return points | {"adaptive": estimate(last_accuracy(row.adaptive))}
+    points = {f"{gamma:g}": _survivors(row.fixed[gamma]) for gamma in sorted(row.fixed)}
+    return points | {"adaptive": _survivors(row.adaptive)}
 
 
 def _draw_points(axes: "Axes", row: Chosen, points: Mapping[str, Estimate]) -> None:
@@ -156,17 +170,24 @@ def anchors_table(found: Mapping[tuple[str, str, str], Result], note: str) -> st
     lines = [
         note,
         "",
-        "| γ | method | server keeps | models held, mean | most | memory, mean (float32 models) | noise ÷ update "
+        "| world | method | server keeps | models held, mean | most | memory, mean (float32 models) | noise ÷ update "
         "| accuracy (%) |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for (gamma, method, keeps), result in found.items():
-        held = result.metrics["anchors"][:, 1:]
         share = 0.5 if keeps in ("float16", "bfloat16") else 1.0
-        noise = float(result.metrics["noise_to_update"][:, 1:].mean())
+        accuracy, lost = _accuracy_text(result), len(result.diverged) == len(result.config.experiment.seeds)
+        if lost:
+            first = min(result.diverged.values())
+            lines.append(
+                f"| {gamma} | {method} | {keeps} | 1 | 1 | 1.0 | grows | diverged, first after round {first} |"
+            )
+            continue
+        held = result.metrics["anchors"][:, 1:]
+        noise = float(np.nanmean(result.metrics["noise_to_update"][:, 1:]))
         lines.append(
-            f"| {gamma.removeprefix('γ = ')} | {method} | {keeps} | {held.mean():.1f} | {held.max():.0f} "
-            f"| {share * held.mean():.1f} | {noise:.0f} | {_accuracy_text(result)} |"
+            f"| {gamma} | {method} | {keeps} | {np.nanmean(held):.1f} | {np.nanmax(held):.0f} "
+            f"| {share * np.nanmean(held):.1f} | {noise:.2g} | {accuracy} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -175,9 +196,8 @@ def _accuracy_text(result: Result) -> str:
     diverged = len(result.diverged)
     if diverged == len(result.config.experiment.seeds):
         return "diverged"
-    values = last_accuracy(result)
-    text = str(estimate(values[np.isfinite(values)]))
-    return text + (f" ({diverged} of {len(values)} seeds diverged)" if diverged else "")
+    seeds = len(result.config.experiment.seeds)
+    return f"{_survivors(result)}" + (f" ({diverged} of {seeds} seeds diverged)" if diverged else "")
 
 
 def anchors_over_rounds(found: Mapping[str, Mapping[str, Result]], path: Path, title: str) -> Path:
@@ -192,6 +212,7 @@ def anchors_over_rounds(found: Mapping[str, Mapping[str, Result]], path: Path, t
                 axes.plot(result.rounds, held, line, color=colour, linewidth=1.6, label=name)
                 table += [(gamma, name, int(r), f"{h:.3f}") for r, h in zip(result.rounds, held, strict=True)]
             axes.set_yscale("log")
+            axes.set_ylim(1, 1000)
             axes.set_xlabel("round")
             axes.set_title(gamma, fontsize=9, loc="left")
             axes.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -216,14 +237,19 @@ def speedup(
                 for axes, scaled in zip(panels[:, column], (False, True), strict=True):
                     _draw_speedup(axes, algorithm, results, level, scaled)
             sizes = np.array(sorted(next(iter(methods.values()))))
-            start = float(np.mean(_to_reach(next(iter(methods.values()))[sizes[0]], level)))
-            line = {"color": "#777777", "linewidth": 1, "label": "rounds ∝ 1/size (linear speed-up)"}
-            panels[0, column].plot(sizes, start * sizes[0] / sizes, ":", **line)
+            rounds = {size: _to_reach(result, level) for size, result in next(iter(methods.values())).items()}
+            first = min((size for size in rounds if len(rounds[size])), default=None)
+            if first is not None:
+                line = {"color": "#777777", "linewidth": 1, "label": "rounds ∝ 1/size (linear speed-up)"}
+                panels[0, column].plot(sizes, float(rounds[first].mean()) * first / sizes, ":", **line)
             panels[1, column].set_xlabel(names[axis])
             for axes in panels[:, column]:
                 axes.set_xscale("log")
                 axes.set_yscale("log")
                 axes.set_xticks(sizes, [str(size) for size in sizes])
+                low, high = axes.get_ylim()
+                ticks = [one * 10**k for k in range(8) for one in (1, 2, 5) if low <= one * 10**k <= high]
+                axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
                 axes.minorticks_off()
                 axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         panels[0, 0].set_ylabel(f"rounds to {level:.0f} %")
@@ -245,10 +271,9 @@ def speedup(
 
 def _draw_speedup(axes: "Axes", algorithm: str, results: Mapping[int, Result], level: float, scaled: bool) -> None:
     colour, line = STYLES[algorithm]
-    sizes = sorted(results)
-    values = [
-        estimate(_to_reach(results[size], level) * (_gradients(results[size]) if scaled else 1)) for size in sizes
-    ]
+    reached = {size: _to_reach(result, level) for size, result in sorted(results.items())}
+    sizes = [size for size, rounds in reached.items() if len(rounds) == len(results[size].config.experiment.seeds)]
+    values = [estimate(reached[size] * (_gradients(results[size]) if scaled else 1)) for size in sizes]
     axes.errorbar(
         sizes,
         [value.mean for value in values],
@@ -298,7 +323,7 @@ def excess_loss(panels: Mapping[str, Mapping[str, tuple[Result, float]]], path: 
                 table += [(name, label, int(r), f"{e:.6g}") for r, e in zip(result.rounds, excess, strict=True)]
             axes.set_xscale("log")
             axes.set_yscale("log")
-            axes.set_ylim(bottom=1e-4)
+            axes.set_ylim(1e-4, 30 * axes.get_ylim()[1])
             axes.set_xlabel("round")
             axes.set_title(name, fontsize=9, loc="left")
             lines = [Line2D([], [], color="#555555", linestyle=dash) for dash in dashes]

@@ -58,7 +58,7 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
     if prob is None:
         raise ConfigError(
             f"algorithm.name = {sim.config.algorithm.name!r}: the analysis is FedOAG's; "
-            "choose a method with algorithm.gamma"
+            "choose a method with a fixed algorithm.gamma"
         )
     points = [sim.problem.initial[0]]
     if result is not None:
