@@ -41,6 +41,26 @@ def test_cpu_and_gpu_agree_with_the_same_noise(algorithm: str, engine: str) -> N
         assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-7, abs=1e-9, nan_ok=True), name
 
 
+@pytest.mark.parametrize("algorithm", ["fedoag", "fedoag-plus"])
+@pytest.mark.parametrize("engine", ["preactivation", "reference"])
+@pytest.mark.parametrize(
+    "keys",
+    [{"algorithm.gamma": "adaptive"}, {"algorithm.anchors": "float16"}, {"algorithm.anchors": "common"}],
+    ids=lambda keys: str(next(iter(keys.values()))),
+)
+def test_adaptive_gamma_and_other_anchors_agree_too(algorithm: str, engine: str, keys: dict[str, Any]) -> None:
+    """In float64; in float32, where rounds are a CUDA graph, γ stays with the host's."""
+    sizes = {"cell.devices": 8, "experiment.rounds": 12, "training.engine": engine}
+    config = make_config(algorithm, {**sizes, **keys})
+    one, other = (otafl.run(config, device=d, noise=host_noise(d)) for d in ("cpu", "cuda"))
+    assert torch.allclose(one.params, other.params.cpu(), rtol=1e-8, atol=1e-9)
+    if engine == "preactivation":
+        config = make_config(algorithm, {**NETWORK, "experiment.rounds": 12, **keys})
+        one, other = (otafl.run(config, device=d, noise=host_noise(d)) for d in ("cpu", "cuda"))
+        assert np.array_equal(one.metrics["num_active"], other.metrics["num_active"], equal_nan=True)
+        assert other.metrics["norm_bound"][:, 1:] == pytest.approx(one.metrics["norm_bound"][:, 1:], rel=2e-3)
+
+
 @pytest.mark.parametrize("algorithm", ["fedoag", "fedoag-plus", "vanilla", "sca"])
 def test_imperfect_radios_agree_too(algorithm: str) -> None:
     flaws = {"pilot_snr_db": 15.0, "phase_std_rad": 0.2, "bits": 6, "clip_amplitude": 2.0, "block_uses": 20}

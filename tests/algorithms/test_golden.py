@@ -5,6 +5,7 @@ After a change that is meant to move results, run `python -m tests.algorithms.te
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,20 +17,32 @@ STORE = Path(__file__).with_name("golden.json")
 COLUMNS = ("test_accuracy", "test_loss", "num_active", "norm_bound", "energy_j", "snr_db")
 
 
-def measure(algorithm: str) -> dict[str, list[list[float]]]:
-    result = otafl.run(make_config(algorithm), device="cpu")
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sorted(registry.BUILTIN["algorithms"])} | {
+    f"{name}, {value}": (name, {key: value})
+    for name in ("fedoag", "fedoag-plus")
+    for key, value in (
+        ("algorithm.gamma", "adaptive"),
+        ("algorithm.anchors", "float16"),
+        ("algorithm.anchors", "common"),
+    )
+}
+
+
+def measure(run: str) -> dict[str, list[list[float]]]:
+    algorithm, keys = RUNS[run]
+    result = otafl.run(make_config(algorithm, keys), device="cpu")
     return {name: result.metrics[name].tolist() for name in COLUMNS}
 
 
-@pytest.mark.parametrize("algorithm", sorted(registry.BUILTIN["algorithms"]))
-def test_golden_run(algorithm: str) -> None:
-    stored = json.loads(STORE.read_text(encoding="utf-8"))[algorithm]
-    measured = measure(algorithm)
+@pytest.mark.parametrize("run", RUNS)
+def test_golden_run(run: str) -> None:
+    stored = json.loads(STORE.read_text(encoding="utf-8"))[run]
+    measured = measure(run)
     for name in COLUMNS:
         for row, expected in zip(measured[name], stored[name], strict=True):
             assert row == pytest.approx(expected, rel=1e-8, abs=1e-12, nan_ok=True), name
 
 
 if __name__ == "__main__":
-    goldens = {name: measure(name) for name in sorted(registry.BUILTIN["algorithms"])}
+    goldens = {run: measure(run) for run in RUNS}
     STORE.write_text(json.dumps(goldens, indent=1) + "\n", encoding="utf-8")
