@@ -13,6 +13,7 @@ from otafl.algorithms.opc import best_scale
 from otafl.power import constant, sca
 from otafl.simulation import Simulation
 from tests.conftest import TINY_PARAMS, make_config, simulate
+from tests.power.test_sca import PLACES_M
 
 NOISE_FREE = {"radio.noise_dbm_hz": float("-inf")}
 MANY = {"experiment.rounds": 1500, "experiment.seeds": [0], "cell.devices": 6, "training.local_steps": 1}
@@ -293,3 +294,57 @@ def test_bb_follows_devices_or_does_not() -> None:
     assert torch.equal(now.problem.plan["scheduled"], distance <= 900)
     assert torch.equal(then.problem.plan["scheduled"], (distance[:1] <= 900).expand_as(distance))
     assert not torch.equal(now.problem.plan["scheduled"], then.problem.plan["scheduled"])
+
+
+PAPER_CELL = {
+    "cell.devices": 30,
+    "cell.positions_m": [[float(r), 0.0] for r in PLACES_M],
+    "cell.placement": "given",
+    "data.features": 784,
+    "data.classes": 10,
+    "data.train_images": 1000,
+    "model.hidden": [1024],
+    "radio.noise_dbm_hz": -173.0,
+    "experiment.seeds": [0],
+    "experiment.rounds": 1500,
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "noise", "active"),
+    [
+        ("bb-interior", {}, 15.8, 9.2),
+        ("bb-interior", {"interior_radius_m": 1500.0}, 14.2, 25.2),
+        ("bb-interior", {"form": "fading"}, 21.7, 11 * math.exp(-0.5)),
+        ("sca", {"omega": 1e-2}, 8.27, 19.7),
+        ("sca", {"design": "zero-bias"}, 19.6, 27.0),
+        ("lcpc", {}, 10.5, 14.5),
+    ],
+    ids=str,
+)
+def test_noise_and_participation_in_the_papers_setting(
+    algorithm: str, keys: dict[str, Any], noise: float, active: float
+) -> None:
+    """The method's own plan at the middle of 30 equal rings: noise norm over the bound; devices on the air."""
+    sim = simulate(make_config(algorithm, {**PAPER_CELL, **{f"algorithm.{key}": value for key, value in keys.items()}}))
+    size = math.sqrt(sim.problem.num_params * sim.noise_var_j)
+    assert size * float(sim.problem.plan["rescale"][0, 0]) == pytest.approx(noise, rel=5e-3)
+    assert sim._active is not None
+    counts = sim._active.masks[:, 0].sum(-1).double().numpy()
+    assert abs(counts.mean() - active) < 5 * counts.std() / math.sqrt(len(counts)) + 0.06  # given to one decimal
+
+
+def test_vanilla_and_opc_in_the_papers_setting() -> None:
+    """Median noise norms: vanilla 33.8; OPC 2.5, with everybody at full energy and a mean b of 0.0055."""
+    sim = simulate(make_config("vanilla", PAPER_CELL))
+    size, ratios, errors, scales = math.sqrt(sim.problem.num_params * sim.noise_var_j), [], [], []
+    for t in range(1500):
+        full = torch.from_numpy(amplitudes_at_full_energy(sim, t))
+        ratios.append(size / (30 * float(full.min())))
+        b = float(best_scale(full, size**2)) * full
+        errors.append(size * float(best_scale(full, size**2)) / float(b.sum()))
+        scales.append(float(b.mean()))
+        assert float(b.max()) < 1
+    assert abs(np.mean(np.array(ratios) < 33.8) - 0.5) < 5 * 0.5 / math.sqrt(1500)
+    assert np.median(errors) == pytest.approx(2.5, rel=0.03)
+    assert np.mean(scales) == pytest.approx(0.0055, rel=0.1)

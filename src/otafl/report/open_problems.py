@@ -263,9 +263,8 @@ def speedup(
             "|---|---|---|---|---|---|",
         ]
         for over, algorithm, size, rounds, width, seeds, steps in table:
-            lines.append(
-                f"| {over} | {LABELS[algorithm]} | {size} | {rounds} ± {width} | {seeds} | {float(steps):,.0f} |"
-            )
+            told = f"{rounds} ± {width} | {seeds} | {float(steps):,.0f}" if seeds[0] != "0" else f"– | {seeds} | –"
+            lines.append(f"| {over} | {LABELS[algorithm]} | {size} | {told} |")
         return save(figure, path), "\n".join(lines) + "\n"
 
 
