@@ -23,12 +23,14 @@ from otafl.algorithms.base import Info, Round
 from otafl.algorithms.gossip import Gossip, State
 from otafl.algorithms.uplink import heard_mean
 from otafl.engine.rows import replace_rows
+from otafl.radio.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
 class FedOAG(Gossip):
     """Truncated inversion, norm handshake and postponed broadcast: gossip through the server."""
 
+    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
     noise_weight: ClassVar[float] = 0.1
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002

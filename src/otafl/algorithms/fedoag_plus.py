@@ -27,6 +27,7 @@ from otafl.algorithms.base import Info, Round
 from otafl.algorithms.gossip import Gossip, State
 from otafl.engine.rows import blend_rows
 from otafl.radio.csi import Reports
+from otafl.radio.knowledge import Knowledge
 
 
 def median(reports: Reports) -> Tensor:
@@ -41,6 +42,7 @@ def median(reports: Reports) -> Tensor:
 class FedOAGPlus(Gossip):
     """FedOAG with less noise: scaled by the reports' median, what exceeds it is kept for later."""
 
+    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
     noise_weight: ClassVar[float] = 0.01  # against a signal of which only a lower bound is known
 
     theta_min: Annotated[float, Ge(0), Le(1)] = 0.5
@@ -49,7 +51,7 @@ class FedOAGPlus(Gossip):
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """FedOAG's round with another handshake."""
         anchors, problem = state.anchors, round.problem
-        active, gamma = self.listen(state, round)
+        gamma, active = self.listen(state, round)
         innovation = round.train(state.local_params, reference=(anchors.pool, anchors.slot))
 
         # Handshake: one scalar each way.

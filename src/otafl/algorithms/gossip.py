@@ -16,7 +16,6 @@ from otafl.algorithms.base import Problem, Round
 from otafl.algorithms.threshold import Threshold, first_gamma, next_gamma
 from otafl.algorithms.uplink import above_threshold
 from otafl.radio.csi import View
-from otafl.radio.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,6 @@ class Adapting(State):
 class Gossip:
     """The hyper-parameters of implicit gossiping."""
 
-    knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
     ideal_radio: ClassVar[bool] = False
     noise_weight: ClassVar[float]
     """Of an adaptive γ."""
@@ -72,12 +70,12 @@ class Gossip:
         """Line 10 of FedOAG's Algorithm 1; not known beforehand where γ is adaptive."""
         return None if self.gamma == "adaptive" else above_threshold(device, problem, self.gamma)
 
-    def listen(self, state: State, round: Round) -> tuple[Tensor, float | Tensor]:  # noqa: A002
-        """Who is active in this round, and γ."""
+    def listen(self, state: State, round: Round) -> tuple[float | Tensor, Tensor]:  # noqa: A002
+        """γ of this round, and who is active."""
         if not isinstance(state, Adapting):
             assert self.gamma != "adaptive"
-            return round.active, self.gamma
-        return round.decide(above_threshold(round.device, round.problem, state.gamma[:, None])), state.gamma
+            return self.gamma, round.active
+        return state.gamma, round.decide(above_threshold(round.device, round.problem, state.gamma[:, None]))
 
     def follow(
         self,

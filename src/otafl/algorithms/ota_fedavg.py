@@ -49,7 +49,7 @@ class OTAFedAvg:
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Active devices train from x^t; the work of silent ones would be thrown away, so they do not."""
         updates = round.train(state.params, round.active)
-        heard = heard_mean(round, updates, round.active, self.gamma)
+        heard = heard_mean(round, updates, self.gamma)
         params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
         info = Info(active=heard.who, norm_bound=heard.norm_bound, weights=heard.weights, noise_std=heard.noise_std)
         return State(params), info

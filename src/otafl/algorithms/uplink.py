@@ -117,9 +117,12 @@ def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Te
     return full_amplitude(device.h, problem) >= gamma
 
 
-def heard_mean(round: Round, vectors: Updates, who: Tensor, gamma: float | Tensor) -> Heard:  # noqa: A002
-    """Lines 12–18: report norms, learn B_t, send (γ/h_i) Δ_i/B_t, rescale by B_t/(γ|A|); γ may be [S]."""
-    bounded = bound_norms(round, vectors, who, "normalise", 1.0)
+def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tensor | None = None) -> Heard:  # noqa: A002
+    """Lines 12–18: report norms, learn B_t, send (γ/h_i) Δ_i/B_t, rescale by B_t/(γ|A|); γ may be [S].
+
+    A is `round.active`, or `who`.
+    """
+    bounded = bound_norms(round, vectors, round.active if who is None else who, "normalise", 1.0)
     assert bounded.reports is not None
     amplitude = gamma[:, None] if isinstance(gamma, Tensor) else torch.full_like(bounded.shrink, gamma)
     received = send(round, vectors, bounded, amplitude)  # Σ γ Δ_i/B_t + z

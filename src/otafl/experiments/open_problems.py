@@ -88,8 +88,8 @@ def needs(figure: str, quick: bool) -> list[Need]:
 
 def edge_amplitude(config: Config) -> float:
     """√(d E_s Λ) at the cell's edge with the paper's path loss: a device there is then active 37 % of the time."""
-    loss_db = 50.0 + 35.0 * math.log10(config.cell.radius_m)
-    return math.sqrt(num_params(config) * config.radio.symbol_energy_j * 10 ** (-loss_db / 10))
+    gain = 1e-5 * config.cell.radius_m**-3.5
+    return math.sqrt(num_params(config) * config.radio.symbol_energy_j * gain)
 
 
 def _config(algorithm: str, world: dict[str, Any], quick: bool, **keys: Any) -> Config:
