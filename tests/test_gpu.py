@@ -56,6 +56,7 @@ def test_adaptive_gamma_and_other_anchors_agree_too(algorithm: str, engine: str,
     assert torch.allclose(one.params, other.params.cpu(), rtol=1e-8, atol=1e-9)
     if engine == "preactivation":
         config = make_config(algorithm, {**NETWORK, "experiment.rounds": 12, **keys})
+        assert simulate(config, "cuda").static
         one, other = (otafl.run(config, device=d, noise=host_noise(d)) for d in ("cpu", "cuda"))
         assert np.array_equal(one.metrics["num_active"], other.metrics["num_active"], equal_nan=True)
         assert other.metrics["norm_bound"][:, 1:] == pytest.approx(one.metrics["norm_bound"][:, 1:], rel=2e-3)

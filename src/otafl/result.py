@@ -181,9 +181,11 @@ def _scores(
 def _cause(config: Config) -> str:
     """What most likely made a model diverge."""
     advice = f"training.lr = {config.training.lr:g} is too large"
-    gamma = getattr(config.algorithm.spec, "gamma", None)
-    if gamma is not None and config.radio.noise_var_j > 0:
-        advice += f", or algorithm.gamma = {gamma} lets too much receiver noise in"
+    gamma, anchors = (getattr(config.algorithm.spec, key, None) for key in ("gamma", "anchors"))
+    if anchors in ("common", "none") and config.radio.noise_var_j > 0:
+        advice += f', or algorithm.anchors = "{anchors}" lets receiver noise grow from round to round'
+    elif isinstance(gamma, float) and config.radio.noise_var_j > 0:
+        advice += f", or algorithm.gamma = {gamma:g} lets too much receiver noise in"
     return advice
 
 

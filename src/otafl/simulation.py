@@ -105,6 +105,13 @@ class Simulation:
             self.problem = dataclasses.replace(self.problem, most_last_heard=self._active.most_last())
         self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
         self._downlink = None
+        if imperfect.downlink_std > 0 and (
+            getattr(self.algorithm, "gamma", None) == "adaptive" or getattr(self.algorithm, "anchors", "kept") != "kept"
+        ):
+            raise ConfigError(
+                "imperfect.downlink_std: errors of received models are known for a fixed algorithm.gamma and "
+                'algorithm.anchors = "kept" only; set these, or downlink_std = 0'
+            )
         if isinstance(self.air, Air):
             masks = None if self._active is None else self._active.masks.cpu().numpy()
             self._downlink = imperfect.downlink(self.seeds, self.air.noise, masks)

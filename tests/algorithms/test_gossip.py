@@ -119,21 +119,40 @@ def test_what_the_server_remembers(algorithm: str) -> None:
             assert len(heard)
 
 
-@pytest.mark.parametrize(("gain", "grows"), [(2.0, True), (0.3, False)])
-def test_one_common_model_needs_a_signal_above_the_noise(gain: float, grows: bool) -> None:
-    """Noise of norm g η B with g = √d σ_z/(γ|A|) becomes part of the next innovations: B grows without end if g > 1."""
+def bounds_with_everybody_heard(gain: float, anchors: dict[str, Any]) -> np.ndarray:
+    """B_t of 60 rounds on a quadratic in 400 dimensions, √d σ_z/(γ|A|) = `gain`; local training contracts by 0.95³."""
     config = make_quadratic("fedoag", {"experiment.rounds": 60, "data.dimension": 400, "cell.radius_m": 20.0})
-    gamma = config.algorithm.spec.gamma
-    needed = (gain * gamma * 4) ** 2 / 400  # σ_z²: everybody is heard in so small a cell
-    keys = {"algorithm.anchors": "none", "radio.noise_dbm_hz": 10 * math.log10(needed / 1e-3)}
-    sim = simulate(config.replace(keys))
+    noise_var = (gain * config.algorithm.spec.gamma * 4) ** 2 / 400
+    sim = simulate(config.replace({"radio.noise_dbm_hz": 10 * math.log10(noise_var / 1e-3), **anchors}))
     state, bounds = sim.init(), []
     for t in range(60):
         state, info, *_ = sim.step(state, t)
         assert info.active.all()
         bounds.append(float(info.norm_bound.mean()))
-    assert (bounds[-1] > 1e6 * bounds[0]) == grows
-    assert (bounds[-1] < 10 * bounds[0]) != grows
+    return np.array(bounds)
+
+
+@pytest.mark.parametrize("gain", [2.0, 0.8])
+def test_noise_feeds_itself_where_the_reference_stays(gain: float) -> None:
+    """`none`, everybody heard: ‖x^t − x^0‖ grows by a √(1 + g²) a round, a the contraction of local training."""
+    bounds = bounds_with_everybody_heard(gain, {"algorithm.anchors": "none"})
+    factor = (bounds[-1] / bounds[30]) ** (1 / 29)
+    assert factor == pytest.approx(0.95**3 * math.sqrt(1 + gain**2), rel=0.02)
+    assert factor > 1
+
+
+@pytest.mark.parametrize(
+    ("gain", "anchors"),
+    [
+        (0.4, {"algorithm.anchors": "none"}),  # 0.95³ √(1 + g²) < 1
+        (2.0, {"algorithm.anchors": "kept"}),
+        (2.0, {"algorithm.anchors": "common", "algorithm.refresh": 1}),  # everybody shares all noise
+    ],
+    ids=["little noise", "kept", "shared by all"],
+)
+def test_noise_does_not_feed_itself_otherwise(gain: float, anchors: dict[str, Any]) -> None:
+    bounds = bounds_with_everybody_heard(gain, anchors)
+    assert bounds[30:].max() < 3 * bounds[:5].max()
 
 
 def toy(noise_var_j: float = 1e-4, num_params: int = 10_000) -> Problem:
@@ -233,6 +252,12 @@ def test_a_fixed_gamma_has_no_state_and_no_column() -> None:
     sim = simulate(make_config("fedoag"))
     assert "gamma" not in flatten_state(sim.init())
     assert "gamma" not in otafl.run(make_config("fedoag")).metrics
+
+
+@pytest.mark.parametrize("keys", [{"algorithm.gamma": "adaptive"}, {"algorithm.anchors": "float16"}], ids=str)
+def test_errors_of_the_downlink_are_refused_where_they_are_not_known(keys: dict[str, Any]) -> None:
+    with pytest.raises(OtaflError, match=r"imperfect\.downlink_std"):
+        simulate(make_config("fedoag", {"imperfect.downlink_std": 0.1, **keys}))
 
 
 def test_deciding_twice_is_refused() -> None:

@@ -43,7 +43,13 @@ def test_worlds_are_those_of_the_issue() -> None:
     for world in open_problems.WORLDS.values():
         if world.get("data.name") != "fashion-mnist":  # its size is known only where its files are
             load_config("stationary", world)
-    assert len(open_problems.WORLDS) >= 8
+    worlds = open_problems.WORLDS
+    assert {"stationary", "nonstationary", "mixed"} <= set(worlds)
+    assert {keys.get("cell.radius_m", 1500.0) for keys in worlds.values()} == {500.0, 1500.0, 3000.0}
+    assert {keys.get("radio.tx_power_dbm", 0.0) for keys in worlds.values()} == {-10.0, 0.0, 10.0}
+    assert 100 in {keys.get("cell.devices") for keys in worlds.values()}
+    assert any("fading.name" in keys for keys in worlds.values())
+    assert any({"data.name", "model.hidden"} <= set(keys) for keys in worlds.values())
 
 
 def test_edge_amplitude_is_where_an_edge_device_is_heard_a_third_of_the_time() -> None:
@@ -87,7 +93,7 @@ def test_figures_of_gamma_and_of_anchors(tmp_path: Path) -> None:
     _, table = drawn("adaptive", needs, made, tmp_path)
     assert len(table.read_text(encoding="utf-8").splitlines()) == 4 + 2 * len(open_problems.QUICK_WORLDS)
     needs = open_problems.needs("anchors", quick=True)
-    columns = {"anchors": 5.0, "noise_to_update": 40.0}
+    columns = {"anchors": 5.0, "norm_bound": 40.0}
     made = {}
     for need in needs:
         lost = (dead, {0: 3, 1: 4, 2: 5}) if "none" in need.label else (curve(90), {})
@@ -95,6 +101,7 @@ def test_figures_of_gamma_and_of_anchors(tmp_path: Path) -> None:
     _, table = drawn("anchors", needs, made, tmp_path)
     text = table.read_text(encoding="utf-8")
     assert "| FedOAG | float16 | 5.0 | 5 | 2.5 | 40 |" in text
+    assert "| FedOAG | kept (at most m) | 5.0 | 5 | 5.0 | 40 |" in text
     assert "diverged, first after round 3" in text
 
 

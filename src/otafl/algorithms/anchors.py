@@ -49,9 +49,9 @@ class Anchors:
     """Row of each device's anchor, int [S, M]."""
 
     @staticmethod
-    def initial(problem: Problem) -> "Anchors":
+    def initial(problem: Problem, keeping: Keeping = "kept") -> "Anchors":
         """Every device's anchor is x^0; on a GPU all rows that may be needed are there, so that it is never asked."""
-        params, num_devices = problem.initial, problem.num_devices
+        params, num_devices = rounded(problem.initial, keeping), problem.num_devices
         num_rows = 1 if params.device.type == "cpu" else problem.most_last_heard + 1
         pool = params.new_zeros(len(params), num_rows, params.shape[1])
         pool[:, 0] = params

@@ -63,8 +63,11 @@ class Gossip:
     def init(self, problem: Problem) -> State:
         """Every device starts from x^0 and has it as its anchor."""
         one = self.anchors in ("common", "none")
-        start = (problem.initial, problem.device_models(), (Common if one else Anchors).initial(problem))
-        return Adapting(*start, first_gamma(problem, self.noise_weight)) if self.gamma == "adaptive" else State(*start)
+        anchors = Common.initial(problem) if one else Anchors.initial(problem, self.anchors)
+        if self.gamma == "adaptive":
+            first = first_gamma(problem, self.noise_weight)
+            return Adapting(problem.initial, problem.device_models(), anchors, first)
+        return State(problem.initial, problem.device_models(), anchors)
 
     def active(self, device: View, problem: Problem) -> Tensor | None:
         """Line 10 of FedOAG's Algorithm 1; not known beforehand where γ is adaptive."""

@@ -9,7 +9,7 @@ Does not know: how runs are carried out, how figures are drawn.
 import math
 from typing import Any
 
-from otafl.config import Config, load_config, num_params
+from otafl.config import Config, load_config, num_params, scaled_gamma
 from otafl.experiments.paper import QUICK_KEYS, Need
 
 OPEN = ("adaptive", "anchors", "speedup", "tails")
@@ -123,6 +123,8 @@ def _anchors(quick: bool) -> list[Need]:
                 if label == "FedOAG-plus" and "pruning" in keys:  # the same models, as many as FedOAG
                     continue
                 config = _config(algorithm, {"experiment.name": "anchors"}, quick, gamma=gamma, **keys)
+                if quick:
+                    config = config.replace({"algorithm.gamma": scaled_gamma(gamma, config)})
                 found.append(Need("anchors", f"{label}, {name}", f"γ = {gamma:g}", config))
     return found
 

@@ -27,6 +27,8 @@ from otafl.result import Result, first_averaged
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+TOLERATED = 0.3  # points that an adaptive γ may be below the best fixed one
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -89,6 +91,8 @@ def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
         best, edge = row.best, " (edge of the grid)" if row.best in (min(row.fixed), max(row.fixed)) else ""
         fixed, own = _accuracy_text(row.fixed[best]), _accuracy_text(row.adaptive)
         gap = f"{row.gap.mean:+.2f} ± {row.gap.half_width:.2f}" if row.gap.num_seeds > 1 else "–"
+        if row.gap.mean < -TOLERATED or len(row.adaptive.diverged) > len(row.fixed[best].diverged):
+            gap = f"**{gap}**"
         found = f"{row.found:.2g}" if math.isfinite(row.found) else "–"
         lines.append(f"| {row.world} | {row.method} | {best:.2g}{edge} | {fixed} | {found} | {own} | {gap} |")
     return "\n".join(lines) + "\n"
@@ -116,7 +120,8 @@ def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
             axes.set_xticks([0.3, 1, 3], ["0.3", "1", "3"])
             axes.tick_params(labelbottom=True)
             axes.minorticks_off()
-            axes.set_ylim(max(min(tops), max(tops) - 25) - 1, max(tops) + 1)
+            if tops:
+                axes.set_ylim(max(min(tops), max(tops) - 25) - 1, max(tops) + 1)
             axes.set_title(world, fontsize=9, loc="left")
             axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         for axes in flat[len(worlds) :]:
@@ -170,7 +175,7 @@ def anchors_table(found: Mapping[tuple[str, str, str], Result], note: str) -> st
     lines = [
         note,
         "",
-        "| world | method | server keeps | models held, mean | most | memory, mean (float32 models) | noise ÷ update "
+        "| world | method | server keeps | models held, mean | most | memory, mean (float32 models) | B_t, mean "
         "| accuracy (%) |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -179,15 +184,13 @@ def anchors_table(found: Mapping[tuple[str, str, str], Result], note: str) -> st
         accuracy, lost = _accuracy_text(result), len(result.diverged) == len(result.config.experiment.seeds)
         if lost:
             first = min(result.diverged.values())
-            lines.append(
-                f"| {gamma} | {method} | {keeps} | 1 | 1 | 1.0 | grows | diverged, first after round {first} |"
-            )
+            lines.append(f"| {gamma} | {method} | {keeps} | | | | | diverged, first after round {first} |")
             continue
         held = result.metrics["anchors"][:, 1:]
-        noise = float(np.nanmean(result.metrics["noise_to_update"][:, 1:]))
+        bound = float(np.nanmean(result.metrics["norm_bound"][:, 1:]))
         lines.append(
             f"| {gamma} | {method} | {keeps} | {np.nanmean(held):.1f} | {np.nanmax(held):.0f} "
-            f"| {share * np.nanmean(held):.1f} | {noise:.2g} | {accuracy} |"
+            f"| {share * np.nanmean(held):.1f} | {bound:.3g} | {accuracy} |"
         )
     return "\n".join(lines) + "\n"
 

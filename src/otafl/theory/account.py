@@ -55,10 +55,12 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
     Constants are estimated at x⁰ and, where there is a run, at its last model.
     """
     prob = sim.uplink_probability()
+    if getattr(sim.algorithm, "gamma", None) == "adaptive":
+        raise ConfigError('algorithm.gamma = "adaptive": the analysis is for one γ; give the one to look at')
     if prob is None:
         raise ConfigError(
             f"algorithm.name = {sim.config.algorithm.name!r}: the analysis is FedOAG's; "
-            "choose a method with a fixed algorithm.gamma"
+            "choose a method with algorithm.gamma"
         )
     points = [sim.problem.initial[0]]
     if result is not None:
@@ -80,6 +82,11 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
         report.warnings.append(
             "the radio is imperfect: the analysis, and the probabilities here, are those of devices that know their "
             "channels and a server that hears the sum as it was sent"
+        )
+    if getattr(sim.algorithm, "anchors", "kept") in ("common", "none"):
+        report.warnings.append(
+            "innovations are measured against one common model: their norms, and with them the noise, are not those "
+            "that the analysis bounds"
         )
     found = estimates.constants(sim, points)
     for name, symbol in SYMBOLS.items():
