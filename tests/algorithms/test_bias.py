@@ -128,6 +128,7 @@ def test_methods_with_memory_stay_near_the_truth(
     algorithm: str, keys: dict[str, Any], lr: float, target: float
 ) -> None:
     """Server model without noise, where FedOAG-plus with θ_min = 1 is FedOAG; from the truth, 0.5."""
-    mean, error = long_run(algorithm, {"gamma": 1e-9, **keys}, min(round(12 / lr), 5000), lr, 0.5, {})
+    rounds = 5000 if (algorithm, lr) == ("fedawe", 0.001) else 1200  # its mean model settles over 1/η rounds
+    mean, error = long_run(algorithm, {"gamma": 1e-9, **keys}, rounds, lr, 0.5, {})
     assert abs(mean - target) < 5 * error + 1e-4
     assert error < 0.002
