@@ -126,17 +126,13 @@ def run(
         chosen["experiment.seeds"] = parse_seeds(seeds)
     resolved = load_config(config, chosen)
 
-    from otafl.fold import Interrupted, choose_device, default_directory
+    from otafl.fold import choose_device, default_directory
     from otafl.fold import run as run_config
 
     choose_device(device)
     folder = Path(out) if out is not None else default_directory(resolved)
-    try:
-        with Progress(resolved, f"{headline(resolved)}\n{folder}") as progress:
-            result = run_config(resolved, out=folder, device=device, observer=progress)
-    except Interrupted as stop:
-        print(f"otafl: {stop}; the same command continues from there", file=sys.stderr)
-        return 128 + stop.number
+    with Progress(resolved, f"{headline(resolved)}\n{folder}") as progress:
+        result = run_config(resolved, out=folder, device=device, observer=progress)
     print_summary(result, folder)
     return DIVERGED_STATUS if result.diverged else 0
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from otafl.config import Config, load_config
-from otafl.errors import ConfigError, PluginError, RunDirectoryError
+from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError
 from otafl.metrics import Ledger, Rows, consensus, on_host
 from otafl.radio.air import NoiseSource
 from otafl.result import Recorder, Result, describe_device, devices_csv, load_result, summarise
@@ -30,12 +30,13 @@ Observer = Callable[[int, Rows | None], None]
 """Called before the first round and after every round: rounds done and, where one was recorded, the newest row."""
 
 
-class Interrupted(Exception):
+class Interrupted(OtaflError):
     """A signal stopped the run after a checkpoint; the same command continues."""
 
     def __init__(self, number: int, round_: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after round {round_}")
-        self.number, self.round = number, round_
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} after round {round_}; the same command continues from there")
+        self.round, self.exit_status = round_, 128 + number
 
 
 def run(
