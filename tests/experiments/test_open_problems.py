@@ -111,8 +111,8 @@ def test_speed_up_counts_rounds_and_gradients(tmp_path: Path) -> None:
     made = {}
     for need in needs:
         size = int(need.label.rsplit(" ", 1)[1])
-        reach = 40 if size <= 5 else 20  # the round in which 60 % is reached
-        accuracy = np.where(10 * np.arange(11) >= reach, 70.0, 50.0)
+        reach = 40 if size <= 5 else 20  # the round in which 85 % is reached
+        accuracy = np.where(10 * np.arange(11) >= reach, 90.0, 50.0)
         made[id(need)] = result(need.config, np.stack([accuracy] * 3))
     path, _ = drawn("speedup", needs, made, tmp_path)
     with open(path.with_suffix(".csv"), encoding="utf-8") as file:

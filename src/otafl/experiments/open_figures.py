@@ -59,7 +59,7 @@ def speedup(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pa
     for need in needs:
         methods = found.setdefault(need.regime, {})
         methods.setdefault(need.config.algorithm.name, {})[int(need.label.rsplit(" ", 1)[1])] = read(need)
-    level = 60.0 if quick else 93.0
+    level = 85.0 if quick else 93.0
     title = f"{_size(read(needs[0]))}; γ adaptive, η_0 = {needs[0].config.training.lr:g} for all"
     path, table = draw(found, level, folder / "speedup.png", title)
     return [path, _write(folder / "speedup.md", table)]

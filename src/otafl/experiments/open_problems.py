@@ -131,7 +131,7 @@ def _anchors(quick: bool) -> list[Need]:
 
 def _speedup(quick: bool) -> list[Need]:
     found = []
-    base = {**SPEEDUP_BASE, "experiment.name": "speedup"}
+    base = {**SPEEDUP_BASE, "experiment.name": "speedup", "experiment.eval_every": 2 if quick else 10}
     for label, algorithm in SPEEDUP_METHODS.items():
         keys = {} if algorithm == "fedavg" else {"gamma": ADAPTIVE}
         for count in SPEEDUP_DEVICES:

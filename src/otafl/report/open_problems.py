@@ -131,7 +131,7 @@ def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
         for axes in flat[max(0, len(worlds) - columns) : len(worlds)]:
             axes.set_xlabel("γ/γ at the cell's edge", fontsize=9)
         seeds = rows[0].adaptive.config.experiment.seeds
-        figure.supylabel(f"test accuracy (%), {error_bar_text(len(seeds))}", fontsize=9)
+        figure.supylabel(f"test accuracy (%),\n{error_bar_text(len(seeds))}", fontsize=9)
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")
         write_csv(path, ("world", "method", "gamma", "test_accuracy_mean", "half_width_95"), table)
         return save(figure, path)
