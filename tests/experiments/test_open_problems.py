@@ -34,7 +34,7 @@ def curve(last: float, seeds: int = 3) -> np.ndarray:
     return np.stack([rise + np.r_[0, np.ones(10)] * s for s in range(seeds)])
 
 
-def test_worlds_are_those_of_the_issue() -> None:
+def test_worlds_cover_what_is_claimed() -> None:
     """Three regimes, three cells, three powers, 100 devices, other fading, another model and data set."""
     needs = open_problems.needs("adaptive", quick=True)
     assert {need.regime for need in needs} == set(open_problems.QUICK_WORLDS)
