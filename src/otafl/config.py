@@ -345,6 +345,11 @@ def _own_keys(cls: Any) -> frozenset[str]:
     return frozenset(f.name for f in dataclasses.fields(cls))
 
 
+def _place(location: tuple[int | str, ...]) -> str:
+    """Where in a value something is wrong."""
+    return "".join(f"[{index}]" for index in location if isinstance(index, int))
+
+
 def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str] = frozenset()) -> Any:
     """An instance of a section's class, or one line that says what is wrong."""
     types = registry.guarded(f"{section}: {cls.__name__}", cls, lambda: get_type_hints(cls, include_extras=True))
@@ -363,10 +368,11 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
             raise PluginError(f"{section}.{key}: {cls.__name__} gives it a type that TOML does not have") from error
         except ValidationError as error:
-            first = error.errors()[0]
-            place = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
-            message = first["msg"].removeprefix("Input ")
-            raise ConfigError(f"{section}.{key}{place} = {as_toml(first['input'])}: {message}") from error
+            first, *others = error.errors()
+            place = _place(first["loc"])
+            alike = [other["msg"] for other in others if _place(other["loc"]) == place]  # what else it could have been
+            choices = [first["msg"].removeprefix("Input "), *(text.removeprefix("Input should be ") for text in alike)]
+            raise ConfigError(f"{section}.{key}{place} = {as_toml(first['input'])}: {' or '.join(choices)}") from error
     required = dataclasses.MISSING
     for key, f in fields.items():
         if key not in values and f.default is required and f.default_factory is required:

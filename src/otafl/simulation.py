@@ -105,12 +105,10 @@ class Simulation:
             self.problem = dataclasses.replace(self.problem, most_last_heard=self._active.most_last())
         self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
         self._downlink = None
-        if imperfect.downlink_std > 0 and (
-            getattr(self.algorithm, "gamma", None) == "adaptive" or getattr(self.algorithm, "anchors", "kept") != "kept"
-        ):
+        if imperfect.downlink_std > 0 and not getattr(self.algorithm, "downlink_errors", True):
             raise ConfigError(
-                "imperfect.downlink_std: errors of received models are known for a fixed algorithm.gamma and "
-                'algorithm.anchors = "kept" only; set these, or downlink_std = 0'
+                f"imperfect.downlink_std: errors of received models are not known for this form of {self._who} (FedOAG "
+                'has a fixed algorithm.gamma and algorithm.anchors = "kept"); change it, or set downlink_std = 0'
             )
         if isinstance(self.air, Air):
             masks = None if self._active is None else self._active.masks.cpu().numpy()

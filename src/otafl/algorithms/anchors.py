@@ -21,6 +21,7 @@ from torch import Tensor
 from otafl.algorithms.base import Problem
 from otafl.engine import kernels
 from otafl.engine.rows import replace_rows
+from otafl.engine.updates import shared_reference
 
 Keeping = Literal["kept", "float16", "bfloat16", "common", "none"]
 Pruning = Literal["references", "paper"]
@@ -130,9 +131,8 @@ class Common:
     @staticmethod
     def initial(problem: Problem) -> "Common":
         """Everybody knows x^0."""
-        params = problem.initial
-        slot = torch.zeros((len(params), problem.num_devices), dtype=torch.int64, device=params.device)
-        return Common(params[:, None].clone(), slot)
+        pool, slot = shared_reference(problem.initial, problem.num_devices)
+        return Common(pool.clone(), slot)
 
     def count(self) -> Tensor:
         """Models held, [S]."""

@@ -18,6 +18,9 @@ learn it, and only these devices may report and transmit.
 With `static = True` a method says that its step does the same with tensors in every round, reads `round.t` and
 `round.lr` only in tensor arithmetic and draws nothing by itself. Then rounds on a GPU can be one CUDA graph.
 
+With `downlink_errors = False` a method with models at its devices says that errors of what they receive would get into
+what they send, so that `imperfect.downlink_std` is refused.
+
 State is what the next round needs, Info is diagnostics. A method touches the world only through the
 instruments of its Round: devices compute from `round.device` and what was broadcast; what the server uses must
 come from `round.server`, `round.report` or `round.uplink`. Shapes have the seeds S in front: a method is
@@ -30,7 +33,7 @@ Does not know: configuration, files, which method is running.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -172,8 +175,7 @@ class Round:
         if self._active is not None:
             raise PluginError(f"algorithm {self._owner}: decide() is for a method whose `active` tells nothing")
         if self._static:  # a graph cannot ask how many there are: every row, and the mask tells
-            bounds = tuple(range(0, active.numel() + 1, active.shape[1]))
-            announce(active, Rows(torch.arange(active.numel(), device=active.device), bounds, shape[1], padded=True))
+            announce(active, replace(rows_of(self.everyone), padded=True))
         return active
 
     def train(

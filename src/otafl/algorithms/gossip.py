@@ -60,6 +60,11 @@ class Gossip:
         """The paper's pruning rule keeps more and more models, so its rounds differ."""
         return self.pruning == "references" or self.anchors in ("common", "none")
 
+    @property
+    def downlink_errors(self) -> bool:
+        """Whether they stay out of what is sent: where devices measure against what they received, in known rounds."""
+        return self.gamma != "adaptive" and self.anchors == "kept"
+
     def init(self, problem: Problem) -> State:
         """Every device starts from x^0 and has it as its anchor."""
         one = self.anchors in ("common", "none")

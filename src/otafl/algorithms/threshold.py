@@ -21,17 +21,16 @@ import torch
 from torch import Tensor
 
 from otafl.algorithms.base import Problem
-from otafl.algorithms.uplink import Gamma
+from otafl.algorithms.uplink import SMALLEST_GAMMA, Gamma
 
 Threshold = Gamma | Literal["adaptive"]
 SPEED = 0.05  # of log γ per round and log-ratio
 MOST = 3.0  # log-ratio beyond which it is not heeded more
-SMALLEST = 1e-25
 
 
 def first_gamma(problem: Problem, weight: float) -> Tensor:
     """Where one device alone, heard with γ, has noise = 1, float64 [S]."""
-    start = max(_noise(problem, weight) ** 0.5, SMALLEST)
+    start = max(_noise(problem, weight) ** 0.5, SMALLEST_GAMMA)
     return torch.full(problem.initial.shape[:1], start, dtype=torch.float64, device=problem.initial.device)
 
 
@@ -42,7 +41,7 @@ def next_gamma(gamma: Tensor, num_active: Tensor, signal_energy: Tensor, problem
     waiting = (problem.num_devices - heard + 0.5) / (heard + 0.5)
     ratio = (noise / waiting).log().nan_to_num(nan=0.0).clamp(-MOST, MOST)
     moved = gamma * (SPEED * ratio).exp()
-    return torch.where(num_active > 0, moved, gamma / 2).clamp(min=SMALLEST)
+    return torch.where(num_active > 0, moved, gamma / 2).clamp(min=SMALLEST_GAMMA)
 
 
 def _noise(problem: Problem, weight: float) -> float:

@@ -24,7 +24,8 @@ from otafl.algorithms.base import Problem, Round
 from otafl.engine.updates import Updates
 from otafl.radio.csi import Reports, View
 
-Gamma = Annotated[float, Ge(1e-25), Le(1e6)]
+SMALLEST_GAMMA = 1e-25
+Gamma = Annotated[float, Ge(SMALLEST_GAMMA), Le(1e6)]
 """The pre-scalar; beyond these bounds a received signal in float32 would under- or overflow."""
 Norms = Literal["normalise", "clip"]
 NormLimit = Annotated[float, Gt(0)]

@@ -4,16 +4,13 @@ Knows: which run is which point of a figure.
 Does not know: methods, how runs are carried out.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from otafl.experiments.open_problems import ADAPTIVE, edge_amplitude
-from otafl.experiments.paper import Need
+from otafl.experiments.paper import Need, Read
 from otafl.result import Result
-
-Read = Callable[[Need], Result]
 
 
 def adaptive(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:

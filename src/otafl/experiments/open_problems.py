@@ -9,6 +9,8 @@ Does not know: how runs are carried out, how figures are drawn.
 import math
 from typing import Any
 
+import numpy as np
+
 from otafl.config import Config, load_config, num_params, scaled_gamma
 from otafl.experiments.paper import QUICK_KEYS, Need
 
@@ -87,8 +89,8 @@ def needs(figure: str, quick: bool) -> list[Need]:
 
 
 def edge_amplitude(config: Config) -> float:
-    """√(d E_s Λ) at the cell's edge with the paper's path loss: a device there is then active 37 % of the time."""
-    gain = 1e-5 * config.cell.radius_m**-3.5
+    """√(d E_s Λ) at the cell's edge: with this γ a device there, under Rayleigh fading, is active 37 % of the time."""
+    gain = config.pathloss.spec.mean_gain(np.array(config.cell.radius_m))
     return math.sqrt(num_params(config) * config.radio.symbol_energy_j * gain)
 
 

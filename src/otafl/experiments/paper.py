@@ -7,13 +7,14 @@ Knows: the paper's experiments.
 Does not know: how runs are carried out, how figures are drawn.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from otafl.config import Config, load_config, scaled_gamma
 from otafl.errors import ConfigError
 from otafl.experiments.sweep import Case, Sweep
+from otafl.result import Result
 
 REGIMES = ("stationary", "nonstationary", "mixed")
 GAMMAS = (1e-10, 2e-10, 3e-10, 5e-10, 1e-9, 2e-9, 3e-9, 5e-9, 1e-8)
@@ -88,6 +89,9 @@ class Need:
     label: str
     regime: str
     config: Config
+
+
+Read = Callable[[Need], Result]
 
 
 def needs(figure: str, quick: bool) -> list[Need]:

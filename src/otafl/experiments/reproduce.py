@@ -19,7 +19,7 @@ from otafl.errors import ConfigError
 from otafl.experiments import open_figures, open_problems
 from otafl.experiments.conduct import conduct
 from otafl.experiments.open_problems import OPEN
-from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need, needs, sweep_of
+from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need, Read, needs, sweep_of
 from otafl.experiments.study import Study
 from otafl.radio.link import inversion_threshold
 from otafl.report.runs import read_run
@@ -27,8 +27,6 @@ from otafl.report.statistics import estimate, last_accuracy
 from otafl.report.table1 import table1
 from otafl.result import Result
 from otafl.rundir import explained
-
-Read = Callable[[Need], Result]
 
 
 @dataclass(frozen=True)
