@@ -149,6 +149,27 @@ def test_kernels_do_the_reference_engines_sgd(start: str) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_more_programs_than_the_gpu_runs_at_once(precision: str) -> None:
+    """Sixteen blocks of hidden units for each of 500 rows: nobody waits for ever, reads a score too early, or late."""
+    keys = {"model.hidden": [2048], "cell.devices": 100, "experiment.seeds": list(range(5)), "data.train_images": 60000}
+    sim = simulate(make_config("fedoag", {**NETWORK, **keys, "training.precision": precision}), "cuda")
+    first = sim.round_at(0).train(sim.problem.initial)
+    everyone = sim.round_at(0).everyone
+    norms, weights = first.norms(everyone), torch.ones(everyone.shape, device="cuda", dtype=torch.float64)
+    total = first.superpose(weights, everyone)
+    dense = torch.stack([seed.double().norm(dim=-1) for seed in first.dense()])
+    assert torch.allclose(norms, dense, rtol=2e-2 if precision == "tf32" else 1e-4)
+    for _ in range(3):
+        again = sim.round_at(0).train(sim.problem.initial)
+        assert torch.equal(again.norms(everyone), norms)
+        assert torch.equal(again.superpose(weights, everyone), total)
+    own = sim.round_at(0).train(sim.problem.device_models()).end.double() - sim.problem.initial[:, None].double()
+    assert torch.allclose(
+        own.norm(dim=-1), dense * float(sim.round_at(0).lr), rtol=2e-2 if precision == "tf32" else 1e-4
+    )
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_graph_of_rounds_gives_what_rounds_one_by_one_give(algorithm: str, precision: str) -> None:
     """Rows of padded size and a graph: the same run, in which who is heard, energies and counts are the same."""

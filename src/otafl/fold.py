@@ -102,7 +102,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     first, earlier_s = 0, 0.0
     checkpoint = directory.load_checkpoint() if directory is not None else None
     if checkpoint is None or not checkpoint.metrics:  # row 0 is written with the first row after it
-        recorder.add(0, _row(sim, state, ledger, 0), [True] * len(sim.seeds))
+        recorder.add(0, on_host(_columns(sim, state, ledger, 0)), [True] * len(sim.seeds))
     if checkpoint is not None:
         first, earlier_s = checkpoint.round, checkpoint.elapsed_s
         state = _restore(state, checkpoint.tensors, sim.device)
@@ -124,13 +124,14 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
             done = t + 1
             recorded = done % eval_every == 0 or done == num_rounds
             row = None
+            columns = _columns(sim, state, ledger, done) if recorded else {}  # asked for while rounds still go on
             if recorded or sim.device.type == "cpu":
                 sim.check()
             if recorded:
                 alive = (ledger.diverged_at < 0).tolist()
                 if not any(alive):
                     break
-                row = _row(sim, state, ledger, done)
+                row = on_host(columns)
                 recorder.add(done, row, alive)
             if observer is not None:
                 observer(done, row)
@@ -150,8 +151,8 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     return _finish(sim, state.params, ledger, recorder, wall_s, directory)
 
 
-def _row(sim: Simulation, state: Any, ledger: Ledger, r: int) -> Rows:
-    """All columns of x^r."""
+def _columns(sim: Simulation, state: Any, ledger: Ledger, r: int) -> dict[str, Tensor]:
+    """All columns of x^r, each [S]."""
     record = sim.config.experiment.record
     columns: dict[str, Tensor] = {}
 
@@ -175,7 +176,7 @@ def _row(sim: Simulation, state: Any, ledger: Ledger, r: int) -> Rows:
         columns["grad_norm_sq"] = sim.objective.grad_norm_sq(state.params, weights)
         if mean is not None:
             columns["mean_grad_norm_sq"] = sim.objective.grad_norm_sq(mean, weights)
-    return on_host(columns | ledger.row(r))
+    return columns | ledger.row(r)
 
 
 def _finish(

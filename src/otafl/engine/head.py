@@ -41,16 +41,19 @@ class Head:
     rest: Callable[[dict[str, Tensor], Tensor], Tensor]
     """The rest as a function of its parameters, by name, and the pre-activations."""
 
-    @property
-    def size(self) -> int:
-        """Parameters of the first layer; they come first in the flat vector."""
-        return self.outputs * (self.inputs + self.bias)
-
     def split(self, flat: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Views of weight [R, H, n], bias [R, 1, H] and the rest [R, P_rest] in rows of [R, P]."""
-        cut = self.outputs * self.inputs
-        weight = flat[:, :cut].view(-1, self.outputs, self.inputs)
-        return weight, flat[:, None, cut : self.size] if self.bias else None, flat[:, self.size :]
+        weight = flat[:, : self.outputs * self.inputs].view(-1, self.outputs, self.inputs)
+        return weight, *self.split_tail(self.tail(flat))
+
+    def tail(self, flat: Tensor) -> Tensor:
+        """What follows the first weight, bias and rest, [R, P_tail], in rows of [R, P]."""
+        return flat[:, self.outputs * self.inputs :]
+
+    def split_tail(self, tail: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Views of bias [R, 1, H] and the rest [R, P_rest] in rows of [R, P_tail]."""
+        cut = self.outputs * self.bias
+        return tail[:, None, :cut] if self.bias else None, tail[:, cut:]
 
 
 def find_head(module: nn.Module) -> Head | None:

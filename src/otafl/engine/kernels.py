@@ -1,9 +1,10 @@
 """GPU kernels (Triton) for what PyTorch would do in many small or many needless ones.
 
 The steps of pre-activation-space training, where one linear layer follows the first: written out in PyTorch a
-step is ten small kernels, which take longer than the large products of the whole round. Here it is one: its
-programs share the hidden units out in blocks, and all but the class scores stays within a block. So launch k adds
-up the blocks' scores of step k − 1, ends that step, and begins step k.
+step is ten small kernels, which take longer than the large products of the whole round. Here all steps are one: its
+programs share a row's hidden units out in blocks, and all but the class scores stays within a block. In each step a
+program waits until the others of its row have written theirs. The squared norm of the whole update comes with it:
+with c_k = Σ_{j<k} K[k, j] G_j, which the steps need, ⟨K G, G⟩ = Σ_k ⟨2 c_k + K[k, k] G_k, G_k⟩.
 
 Norms, weighted sums and replacements of the devices in a mask: they touch only those devices' models, and nobody
 has to ask the GPU how many these are.
@@ -11,6 +12,8 @@ has to ask the GPU how many these are.
 Knows: pre-activations, Gram matrices, models, masks.
 Does not know: where they come from.
 """
+
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -30,7 +33,6 @@ BATCHES = (16, 32, 64)
 MOST_CLASSES = 64
 SPAN = 4096  # parameters of a program that goes through models
 NORM_BLOCKS = 32  # programs per model in a norm
-TILE = 64  # images of a program in a norm of factored updates
 
 
 def suits(objective: Objective, head: Head, batch: int, z: Tensor) -> bool:
@@ -44,7 +46,14 @@ def suits(objective: Objective, head: Head, batch: int, z: Tensor) -> bool:
         and len(head.layers) == 1
         and head.layers[0].outputs <= MOST_CLASSES
         and batch in BATCHES
+        and triton.cdiv(head.outputs, BLOCK) <= _processors(z.device)  # a row's programs must all be there at once
     )
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    """Programs that surely run at the same time."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def can_mask(models: Tensor) -> bool:
@@ -64,24 +73,27 @@ def descend(
     scale: Tensor,
     mask: Tensor | None,
     tf32: bool,
-) -> None:
+    squares: bool,
+) -> Tensor | None:
     """All steps, from z = X W₁ᵀ at the start and X Xᵀ, both [R, r, ·], to G.
 
     Bias [R, 1, H] and later layer [R, P_rest] learn in place. `scale` is η/b, a float32 scalar. Rows outside the
-    mask [R] do nothing: their G is 0.
+    mask [R] do nothing: their G is 0. With `squares`, the whole updates' squared norms, float64 [R].
     """
     assert head.layers is not None
     num_rows, num_images, hidden = z.shape
-    num_classes, steps = head.layers[0].outputs, num_images // batch
+    num_classes = head.layers[0].outputs
     blocks, classes = triton.cdiv(hidden, BLOCK), max(16, triton.next_power_of_2(num_classes))
     scores = z.new_empty(2, num_rows, blocks, batch, classes)
-    for k in range(steps + 1):
-        device.step[(num_rows, blocks)](
-            z, gram, bias, targets, rest, slopes, scores, scale, scale if mask is None else mask,
-            k, steps, hidden, num_classes, bias.stride(0), rest.stride(0), num_rows,
-            BATCH=batch, BLOCK=BLOCK, BLOCKS=blocks, CLASSES=classes, MASKED=mask is not None,
-            PRECISION="tf32" if tf32 else "ieee", num_warps=4,
-        )  # fmt: skip
+    turns = torch.zeros(1 + num_rows, dtype=torch.int32, device=z.device)
+    parts = torch.empty((num_rows, blocks), dtype=torch.float64, device=z.device) if squares else None
+    device.descend[(num_rows * blocks,)](
+        z, gram, bias, targets, rest, slopes, scores if parts is None else parts, scores, turns, scale,
+        scale if mask is None else mask, bias.stride(0), rest.stride(0), num_rows,
+        STEPS=num_images // batch, HIDDEN=hidden, KNOWN=num_classes, BATCH=batch, BLOCK=BLOCK, BLOCKS=blocks,
+        CLASSES=classes, MASKED=mask is not None, SQUARES=squares, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
+    )  # fmt: skip
+    return None if parts is None else parts.sum(-1)
 
 
 def gather_both(features: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,18 +121,6 @@ def _gather_into(
         features, images, turned if inputs is None else inputs, turned, features if scales is None else scales,
         num_images, size, each, IMAGES=32, SPAN=64, STRAIGHT=inputs is not None, SCALED=scales is not None,
     )  # fmt: skip
-
-
-def factored_squares(gram: Tensor, slopes: Tensor, bias: bool, tf32: bool) -> Tensor:
-    """⟨K, G Gᵀ⟩ = ‖(Gᵀ X, Gᵀ 1)‖² of each row, float64 [R], from X Xᵀ [R, r, r] and G [R, r, H]."""
-    num_rows, num_images, hidden = slopes.shape
-    tiles = triton.cdiv(num_images, TILE)
-    parts = torch.empty((num_rows, tiles, tiles), dtype=torch.float64, device=slopes.device)
-    device.factored_squares[(num_rows, tiles, tiles)](
-        gram, slopes, parts, num_images, hidden, float(bias),
-        TILE=TILE, SPAN=32, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
-    )  # fmt: skip
-    return parts.sum((1, 2))
 
 
 def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tensor:

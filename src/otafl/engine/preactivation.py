@@ -80,23 +80,22 @@ class PreactivationEngine:
     def _from_shared(self, work: LocalWork) -> Updates:
         """All devices from one model; no weights of their own."""
         head, rows = head_of(work.objective), work.rows
-        weight, bias, rest = head.split(work.start)
-        weight = weight.contiguous()  # aligned, for fast products
+        weight = head.split(work.start)[0].contiguous()  # aligned, for fast products
         slopes = self._slopes((len(rows), work.batches.shape[2:].numel(), head.outputs), work.start)
-        seeds = rows.index // rows.num_devices
-        rests, biases = rest[seeds], None if bias is None else bias[seeds]
+        tails = head.tail(work.start)[rows.index // rows.num_devices]
 
-        chunks, gram = _chunks(work, len(rows)), None
-        for start, stop in chunks:
+        squares: list[Tensor | None] = []
+        for start, stop in _chunks(work, len(rows)):
             inputs = _inputs(work, rows.index[start:stop])
             z = scratch("z", slopes[start:stop].shape, slopes)
             for seeds_here, part in _equal_parts(rows, start, stop):
                 each = len(weight[seeds_here]), -1
                 left = inputs[part].view(*each, head.inputs)
                 torch.bmm(left, weight[seeds_here].transpose(1, 2), out=z[part].view(*each, head.outputs))
-            mine = None if biases is None else biases[start:stop]
-            gram = descend(work, rows.index[start:stop], inputs, z, mine, rests[start:stop], slopes[start:stop])
-        updates = FactoredUpdates(work, slopes, rests, gram if len(chunks) == 1 else None)
+            mine = head.split_tail(tails[start:stop])
+            squares.append(descend(work, rows.index[start:stop], inputs, z, *mine, slopes[start:stop], squares=True))
+        known = [part for part in squares if part is not None]
+        updates = FactoredUpdates(work, slopes, tails, torch.cat(known) if known else None)
         self._lent = weakref.ref(updates)
         return updates
 
@@ -112,11 +111,11 @@ class PreactivationEngine:
 
 
 class FactoredUpdates(Updates):
-    """Updates of devices that started from one model, kept as (G, X) and the later layers' end points."""
+    """Updates of devices that started from one model, kept as (G, X) and the end points of what follows W₁."""
 
-    def __init__(self, work: LocalWork, slopes: Tensor, rests: Tensor, gram: Tensor | None) -> None:
-        """G [N, r, H], later layers [N, P_rest] and, on a GPU where it is there, X Xᵀ [N, r, r] of the trained rows."""
-        self._work, self._slopes, self._rests, self._gram = work, slopes, rests, gram
+    def __init__(self, work: LocalWork, slopes: Tensor, tails: Tensor, squares: Tensor | None) -> None:
+        """G [N, r, H], tails [N, P_tail] and, where known, squared norms [N] of the trained rows."""
+        self._work, self._slopes, self._tails, self._squares = work, slopes, tails, squares
         self._head = head_of(work.objective)
         self._position = torch.full((work.batches.shape[:2].numel(),), -1, device=slopes.device)
         self._position[work.rows.index] = torch.arange(len(work.rows), device=slopes.device)
@@ -132,12 +131,9 @@ class FactoredUpdates(Updates):
             for start, stop in _chunks(self._work, len(rows)):
                 index = rows.index[start:stop]
                 chunk = flat[index]
-                weight, bias, rest = self._head.split(chunk)
                 slopes = self._slopes[start:stop]
-                weight.baddbmm_(slopes.transpose(1, 2), _inputs(self._work, index), alpha=-1)
-                if bias is not None:
-                    bias -= slopes.sum(1, keepdim=True)
-                rest.copy_(self._rests[start:stop])
+                self._head.split(chunk)[0].baddbmm_(slopes.transpose(1, 2), _inputs(self._work, index), alpha=-1)
+                self._head.tail(chunk).copy_(self._tails[start:stop])
                 flat[index] = chunk
         return models
 
@@ -149,61 +145,53 @@ class FactoredUpdates(Updates):
         mask[rows.index] = True
         return rows_of((mask & (self._position >= 0)).view(-1, rows.num_devices))
 
-    def _places(self, rows: Rows, start: int, stop: int) -> Tensor | slice:
-        """Where the factors of some trained rows are."""
-        return slice(start, stop) if rows is self._work.rows else self._position[rows.index[start:stop]]
-
     def _factors(self, rows: Rows, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, G [R, r, H] and the change of the later layers [R, P_rest] of some trained rows."""
-        index, mine = rows.index[start:stop], self._places(rows, start, stop)
-        rest_start = self._head.split(self._work.start)[2][index // rows.num_devices]
-        return index, self._slopes[mine], self._rests[mine] - rest_start
+        """Rows, G [R, r, H] and the change of what follows W₁ [R, P_tail] of some trained rows."""
+        index = rows.index[start:stop]
+        mine = slice(start, stop) if rows is self._work.rows else self._position[index]
+        return (
+            index,
+            self._slopes[mine],
+            self._tails[mine] - self._head.tail(self._work.start)[index // rows.num_devices],
+        )
 
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
         squares = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
+        if self._squares is not None:
+            squares[self._work.rows.index] = self._squares
+            return torch.where(who, squares.clamp_(min=0).sqrt_().view(who.shape), 0.0)
         rows = self._trained(rows_of(who))
-
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
-                index, slopes, rest = self._factors(rows, start, stop)
-                if self._gram is not None:
-                    gram, tf32 = self._gram[self._places(rows, start, stop)], self._work.objective.tf32
-                    first = kernels.factored_squares(gram, slopes, self._head.bias, tf32)
-                else:
-                    inputs = _inputs(self._work, index)
-                    (gram,) = gram_strips(inputs, inputs.shape[1], self._head.bias)
-                    first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
-                later = torch.linalg.vector_norm(rest, dim=1, dtype=torch.float64).square()
-                squares[index] = first + later
-        norms = squares.clamp_(min=0).sqrt_().view(who.shape)
-        return torch.where(who, norms, 0.0) if rows.padded else norms
+                index, slopes, tail = self._factors(rows, start, stop)
+                inputs = _inputs(self._work, index)
+                (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
+                first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
+                squares[index] = first + torch.linalg.vector_norm(tail, dim=1, dtype=torch.float64).square()
+        return squares.clamp_(min=0).sqrt_().view(who.shape)
 
     def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""
         rows = self._trained(rows_of(who))
         scales = torch.where(who, weights, 0.0).flatten()[rows.index]
         total = torch.zeros_like(self._work.start)
-        weight, bias, rest = self._head.split(total)
+        weight, tail = self._head.split(total)[0], self._head.tail(total)[:, None]
         sums = torch.zeros_like(weight, memory_format=torch.contiguous_format)  # aligned, for fast products
-        with self._work.objective.products():
-            for start, stop in _chunks(self._work, len(rows)):
-                index, slopes, change = self._factors(rows, start, stop)
-                for seeds, part in _equal_parts(rows, start, stop):
-                    count = len(sums[seeds])
-                    left = slopes[part].view(count, -1, self._head.outputs)
-                    right, factor = _scaled_inputs(self._work, index[part], scales[start:stop][part], count)
+        for start, stop in _chunks(self._work, len(rows)):
+            index, slopes, change = self._factors(rows, start, stop)
+            for seeds, part in _equal_parts(rows, start, stop):
+                count, mine = len(sums[seeds]), scales[start:stop][part]
+                left = slopes[part].view(count, -1, self._head.outputs)
+                right, factor = _scaled_inputs(self._work, index[part], mine, count)
+                with self._work.objective.products():
                     sums[seeds].baddbmm_(left.transpose(1, 2), right, alpha=-factor)
-                for s, first, last in rows.per_seed(start, stop):
-                    part = slice(first - start, last - start)
-                    if bias is not None:
-                        bias[s, 0].addmv_(slopes[part].sum(1).t(), scales[first:last], alpha=-1)
-                    rest[s].addmv_(change[part].t(), scales[first:last])
+                tail[seeds].baddbmm_(mine.view(count, 1, -1), change[part].view(count, -1, tail.shape[2]))
         weight.copy_(sums)
         return total
 
     def _current_versions(self) -> tuple[int, ...]:
-        return self._pool._version, self._slopes._version, self._rests._version
+        return self._pool._version, self._slopes._version, self._tails._version
 
 
 def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, slice]]:

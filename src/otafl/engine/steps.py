@@ -56,10 +56,12 @@ def descend(
     bias: Tensor | None,
     rest: Tensor,
     slopes: Tensor,
+    squares: bool = False,
 ) -> Tensor | None:
     """The s steps of some rows, from X W₁ᵀ [R, r, H] to G [R, r, H].
 
-    First bias [R, 1, H] and later layers [R, P_rest] learn in place. Returns X Xᵀ [R, r, r] where a kernel needed it.
+    First bias [R, 1, H] and later layers [R, P_rest] learn in place. Returns the updates' squared norms, float64 [R],
+    where they are asked for and come along.
     """
     head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
     batch, images = work.batches.shape[3], images_of(work, index)
@@ -68,8 +70,8 @@ def descend(
         (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
         scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
         mask = None if work.mask is None else work.mask.flatten()[index]
-        kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32=work.objective.tf32)
-        return gram
+        tf32 = work.objective.tf32
+        return kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32, squares)
     work.need_rows()
     if _by_hand(work.objective):
         step = _chain_step(work, rest, (len(z), batch, head.outputs))

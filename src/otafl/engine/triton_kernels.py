@@ -9,89 +9,115 @@ import triton.language as tl
 
 
 @triton.jit
-def step(
+def descend(
     z,
     gram,
     bias,
     targets,
     rest,
     slopes,
+    squares,
     scores,
+    turns,
     scale,
     mask,
-    k,
-    steps,
-    hidden,
-    num_classes,
     bias_stride,
     rest_stride,
     num_rows,
+    STEPS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    KNOWN: tl.constexpr,
     BATCH: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     CLASSES: tl.constexpr,
     MASKED: tl.constexpr,
+    SQUARES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """End step k − 1 and begin step k, for one row and one block of hidden units."""
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
+    """All steps of one row, for one block of hidden units; in each, the row's blocks wait for each other's scores."""
+    turn = tl.atomic_add(turns, 1)  # who runs now is in the blocks of the earliest rows: nobody waits for one to come
+    row, block = (turn // BLOCKS).to(tl.int64), turn % BLOCKS
+    arrived = turns + 1 + row
     image, label = tl.arange(0, BATCH), tl.arange(0, CLASSES)
     unit = block * BLOCK + tl.arange(0, BLOCK)
-    inside, known = unit < hidden, label < num_classes
-    num_images = steps * BATCH
-    z += row * num_images * hidden
-    slopes += row * num_images * hidden
+    inside, known = unit < HIDDEN, label < KNOWN
+    num_images = STEPS * BATCH
+    z += row * num_images * HIDDEN
+    slopes += row * num_images * HIDDEN
     gram += row * num_images * num_images
-    tile = image[:, None] * hidden + unit[None, :]
+    tile = image[:, None] * HIDDEN + unit[None, :]
     if MASKED:
         if tl.load(mask + row) == 0:
-            if k < steps:
-                nothing = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
-                tl.store(slopes + k * BATCH * hidden + tile, nothing, mask=inside[None, :])
+            nothing = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+            for k in range(STEPS):
+                tl.store(slopes + k * BATCH * HIDDEN + tile, nothing, mask=inside[None, :])
+            if SQUARES:
+                tl.store(squares + row * BLOCKS + block, (row * 0).to(tl.float64))
             return
     bias_at = bias + row * bias_stride + unit
-    weight_at = rest + row * rest_stride + label[:, None] * hidden + unit[None, :]
-    later_at = rest + row * rest_stride + num_classes * hidden + label
+    weight_at = rest + row * rest_stride + label[:, None] * HIDDEN + unit[None, :]
+    later_at = rest + row * rest_stride + KNOWN * HIDDEN + label
     first = label * 0 + block == 0  # the later layer's bias is that block's alone
+    here = known[:, None] & inside[None, :]
     shift = tl.load(bias_at, mask=inside, other=0.0)
-    weight = tl.load(weight_at, mask=known[:, None] & inside[None, :], other=0.0)
+    weight = tl.load(weight_at, mask=here, other=0.0)
     later = tl.load(later_at, mask=known & first, other=0.0)
-    slope = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+    step_size = tl.load(scale)
     score_at = image[:, None] * CLASSES + label[None, :]
-    if k > 0:
-        before = scores + (((k - 1) % 2) * num_rows + row) * BLOCKS * BATCH * CLASSES
+    moved = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+    total = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+    for k in range(STEPS):
+        now = tl.load(z + k * BATCH * HIDDEN + tile, mask=inside[None, :], other=0.0) + shift[None, :] - moved
+        part = tl.dot(tl.maximum(now, 0.0), tl.trans(weight), input_precision=PRECISION)
+        part += tl.where(first, later, 0.0)[None, :]
+        mine = scores + ((k % 2) * num_rows + row) * BLOCKS * BATCH * CLASSES
+        tl.store(mine + block * BATCH * CLASSES + score_at, part)
+        tl.debug_barrier()
+        tl.atomic_add(arrived, 1, sem="release")
+
+        # Meanwhile: what the steps before this one do to the next batch.
+        gram_at = gram + ((k + 1) * BATCH + image[:, None]) * num_images + image[None, :]
+        ahead = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+        for j in range(0, tl.where(k + 1 < STEPS, k, 0)):
+            earlier = tl.load(slopes + j * BATCH * HIDDEN + tile, mask=inside[None, :], other=0.0)
+            ahead += tl.dot(tl.load(gram_at + j * BATCH), earlier, input_precision=PRECISION)
+        wanted = tl.load(targets + row * num_images + k * BATCH + image)
+        last = tl.load(gram_at + k * BATCH, mask=image[:, None] + (k + 1) * BATCH < num_images, other=0.0)
+        if SQUARES:
+            own = tl.load(gram_at + (k - num_images) * BATCH)
+
+        seen = tl.atomic_add(arrived, 0, sem="acquire")
+        while seen < (k + 1) * BLOCKS:
+            seen = tl.atomic_add(arrived, 0, sem="acquire")
         output = tl.zeros((BATCH, CLASSES), dtype=tl.float32)
-        for i in range(BLOCKS):
-            output += tl.load(before + i * BATCH * CLASSES + score_at)
+        for i in tl.static_range(BLOCKS):
+            output += tl.load(mine + i * BATCH * CLASSES + score_at, cache_modifier=".cg")  # others wrote it
         output = tl.where(known[None, :], output, -float("inf"))
         share = tl.exp(output - tl.max(output, axis=1)[:, None])
         share = share / tl.sum(share, axis=1)[:, None]
-        wanted = tl.load(targets + row * num_images + (k - 1) * BATCH + image)
-        error = (share - tl.where(label[None, :] == wanted[:, None], 1.0, 0.0)) * tl.load(scale)
-        active = tl.load(z + (k - 1) * BATCH * hidden + tile, mask=inside[None, :], other=0.0)
-        slope = tl.dot(error, weight, input_precision=PRECISION)
-        slope = tl.where(active > 0, slope, 0.0)
-        tl.store(slopes + (k - 1) * BATCH * hidden + tile, slope, mask=inside[None, :])
+        error = (share - tl.where(label[None, :] == wanted[:, None], 1.0, 0.0)) * step_size
+        slope = tl.where(now > 0, tl.dot(error, weight, input_precision=PRECISION), 0.0)
+        tl.store(slopes + k * BATCH * HIDDEN + tile, slope, mask=inside[None, :])
         shift -= tl.sum(slope, axis=0)
-        tl.store(bias_at, shift, mask=inside)
-        weight -= tl.dot(tl.trans(error), tl.maximum(active, 0.0), input_precision=PRECISION)
-        tl.store(weight_at, weight, mask=known[:, None] & inside[None, :])
+        weight -= tl.dot(tl.trans(error), tl.maximum(now, 0.0), input_precision=PRECISION)
         later -= tl.sum(error, axis=0)
-        tl.store(later_at, later, mask=known & first)
-    if k < steps:
-        now = tl.load(z + k * BATCH * hidden + tile, mask=inside[None, :], other=0.0) + shift[None, :]
-        gram_at = gram + (k * BATCH + image[:, None]) * num_images + image[None, :]
-        for j in range(0, k - 1):
-            earlier = tl.load(slopes + j * BATCH * hidden + tile, mask=inside[None, :], other=0.0)
-            now -= tl.dot(tl.load(gram_at + j * BATCH), earlier, input_precision=PRECISION)
-        if k > 0:
-            now -= tl.dot(tl.load(gram_at + (k - 1) * BATCH), slope, input_precision=PRECISION)
-        tl.store(z + k * BATCH * hidden + tile, now, mask=inside[None, :])
-        part = tl.dot(tl.maximum(now, 0.0), tl.trans(weight), input_precision=PRECISION)
-        part += tl.where(first, later, 0.0)[None, :]
-        after = scores + (((k % 2) * num_rows + row) * BLOCKS + block) * BATCH * CLASSES
-        tl.store(after + score_at, part)
+        if SQUARES:
+            total += (2 * moved + tl.dot(own, slope, input_precision=PRECISION)) * slope
+        moved = ahead + tl.dot(last, slope, input_precision=PRECISION)
+        tl.debug_barrier()
+    if SQUARES:
+        by_weight = (weight - tl.load(weight_at, mask=here, other=0.0)).to(tl.float64)
+        by_shift = (shift - tl.load(bias_at, mask=inside, other=0.0)).to(tl.float64)
+        by_later = tl.where(known & first, later - tl.load(later_at, mask=known & first, other=0.0), 0.0).to(tl.float64)
+        square = tl.sum(tl.sum(total.to(tl.float64), axis=1), axis=0)
+        square += tl.sum(tl.sum(by_weight * by_weight, axis=1), axis=0)
+        square += tl.sum(by_shift * by_shift, axis=0) + tl.sum(by_later * by_later, axis=0)
+        tl.store(squares + row * BLOCKS + block, square)
+        tl.debug_barrier()
+    tl.store(bias_at, shift, mask=inside)
+    tl.store(weight_at, weight, mask=here)
+    tl.store(later_at, later, mask=known & first)
 
 
 @triton.jit
@@ -154,38 +180,6 @@ def squares(
             wide = difference.to(tl.float64)
             total += wide * wide
     tl.store(parts + row * BLOCKS + block, tl.sum(total, axis=0))
-
-
-@triton.jit
-def factored_squares(
-    gram,
-    slopes,
-    parts,
-    num_images,
-    hidden,
-    ones,
-    TILE: tl.constexpr,
-    SPAN: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """One tile's share of ⟨K, G Gᵀ⟩ of one row; both are symmetric, so that tiles above the diagonal do nothing."""
-    row = tl.program_id(0).to(tl.int64)
-    i, j, tiles = tl.program_id(1), tl.program_id(2), tl.num_programs(1)
-    left, right, unit = i * TILE + tl.arange(0, TILE), j * TILE + tl.arange(0, TILE), tl.arange(0, SPAN)
-    share = tl.zeros((TILE, TILE), dtype=tl.float32)
-    if j <= i:
-        slopes += row * num_images * hidden
-        for start in range(0, hidden, SPAN):
-            inside = (start + unit < hidden)[None, :]
-            at = start + unit[None, :]
-            one = tl.load(slopes + left[:, None] * hidden + at, mask=inside & (left < num_images)[:, None], other=0.0)
-            two = tl.load(slopes + right[:, None] * hidden + at, mask=inside & (right < num_images)[:, None], other=0.0)
-            share += tl.dot(one, tl.trans(two), input_precision=PRECISION)
-        at = gram + (row * num_images + left[:, None]) * num_images + right[None, :]
-        inside = (left < num_images)[:, None] & (right < num_images)[None, :]
-        share *= tl.load(at, mask=inside, other=0.0) + ones
-    total = tl.sum(tl.sum(share.to(tl.float64), axis=1), axis=0)
-    tl.store(parts + (row * tiles + i) * tiles + j, tl.where(j < i, 2.0, 1.0) * total)
 
 
 @triton.jit
