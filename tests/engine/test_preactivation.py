@@ -8,7 +8,7 @@ from torch import nn
 
 import otafl
 from otafl.engine.head import find_head
-from otafl.engine.preactivation import CHUNK_BYTES, FactoredUpdates, PreactivationEngine
+from otafl.engine.preactivation import CHUNK_BYTES, GROUP_IMAGES, FactoredUpdates, PreactivationEngine
 from otafl.engine.training import BatchedEngine
 from otafl.errors import ConfigError
 from tests.conftest import make_config, simulate
@@ -215,6 +215,19 @@ def test_chunks_do_not_change_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ends[1:]:
         for one, two in zip(ends[0], other, strict=True):
             assert torch.allclose(one, two, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batches", ["per_step", "per_round"])
+def test_groups_of_steps_do_not_change_a_device(batches: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own models, passed over once a round, after every two steps or so, or after every step."""
+    keys = {"training.local_steps": 5, "training.batches": batches, "training.batch_size": 4}
+    ends = []
+    for engine, images in (("reference", 1), ("preactivation", 2**30), ("preactivation", 8), ("preactivation", 1)):
+        monkeypatch.setitem(GROUP_IMAGES, "cpu", images)
+        sim = simulate(make_config("fedoag", {**keys, "training.engine": engine}))
+        ends.append(sim.round_at(0).train(sim.problem.device_models()).end)
+    for other in ends[1:]:
+        assert torch.allclose(ends[0], other, rtol=0, atol=1e-12)
 
 
 @pytest.mark.slow

@@ -7,7 +7,9 @@ batch k by −Σ_{j<k} K[k, j] G_j. So the s steps run on small matrices, and at
     W₁ −= Gᵀ X,   b₁ −= Gᵀ 1,   ‖(ΔW₁, Δb₁)‖² = ⟨K G, G⟩ = ⟨K, G Gᵀ⟩
 
 With one batch per round X is that batch, K acts on it in every step, and G is the sum over the steps. Devices
-that start from one shared model need no weights of their own: their updates stay factored as (G, X).
+that start from one shared model need no weights of their own: their updates stay factored as (G, X). Devices with
+models of their own may do the round in a few groups of steps, each as above: W₁ is passed over more often, and less of
+K is needed.
 
 All devices of a chunk are one batch; their steps are in `otafl.engine.steps`.
 
@@ -17,6 +19,8 @@ Does not know: channels, methods.
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,6 +33,10 @@ from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}  # inputs and activations of the devices trained at once
+GROUP_IMAGES = {
+    "cpu": 128,
+    "cuda": 2**30,
+}  # of a device's own model, between two passes over it: K grows as their square
 MOST_EXTRA_WORK = 2.5  # operations of this path over those of plain SGD, beyond which it is not worth while
 
 
@@ -64,15 +72,16 @@ class PreactivationEngine:
             index = rows.index[start:stop]
             chunk = flat[start:stop] if rows.complete else flat[index]
             weight, bias, rest = head.split(chunk)
-            if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
-                inputs, turned = kernels.gather_both(work.objective.train.features, images_of(work, index))
-            else:
-                inputs = _inputs(work, index)
-                turned = inputs.transpose(1, 2)
-            z, slopes = (scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
-            torch.bmm(inputs, weight.transpose(1, 2), out=z)
-            descend(work, index, inputs, z, bias, rest, slopes)
-            weight.baddbmm_(slopes.transpose(1, 2), turned.transpose(1, 2), alpha=-1)
+            for part in _groups(work):
+                if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
+                    inputs, turned = kernels.gather_both(work.objective.train.features, images_of(part, index))
+                else:
+                    inputs = _inputs(part, index)
+                    turned = inputs.transpose(1, 2)
+                z, slopes = (scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
+                torch.bmm(inputs, weight.transpose(1, 2), out=z)
+                descend(part, index, inputs, z, bias, rest, slopes)
+                weight.baddbmm_(slopes.transpose(1, 2), turned.transpose(1, 2), alpha=-1)
             if not rows.complete:
                 flat[index] = chunk
         return work.updates(models)
@@ -229,3 +238,13 @@ def _chunks(work: LocalWork, count: int) -> Sequence[tuple[int, int]]:
     row_bytes = work.start.element_size() * num_images * (head.inputs + 2 * head.outputs + num_images)
     chunk = max(1, CHUNK_BYTES[work.start.device.type] // row_bytes)
     return [(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+
+def _groups(work: LocalWork) -> list[LocalWork]:
+    """The round in parts of a few steps each."""
+    steps, batch = work.batches.shape[2:]
+    count = min(steps, -(-steps * batch // GROUP_IMAGES[work.start.device.type]))
+    if count == 1:
+        return [work]
+    cuts = [steps * i // count for i in range(count + 1)]
+    return [replace(work, batches=work.batches[:, :, i:j], steps=j - i) for i, j in pairwise(cuts)]
