@@ -13,6 +13,7 @@ Knows: pre-activations, Gram matrices, models, masks.
 Does not know: where they come from.
 """
 
+import os
 from functools import cache
 
 import torch
@@ -22,10 +23,12 @@ from otafl.engine.head import Head
 from otafl.engine.objective import Objective
 
 try:
+    if torch.version.cuda is None and torch.version.hip is None and "TRITON_INTERPRET" not in os.environ:
+        raise ImportError  # a PyTorch for a CPU: loading it for nothing would take 70 MB and a quarter of a second
     import triton
 
     from otafl.engine import triton_kernels as device
-except ImportError:  # PyTorch for a CPU comes without it
+except ImportError:
     triton = None
 
 BLOCK = 128  # hidden units of a program

@@ -72,9 +72,9 @@ class Objective:
         self.classifies = dataset.loss == "cross_entropy"
         self.num_classes = dataset.num_classes
         self.train = self.on_device(dataset.train)
-        self._try()
         self.head = find_head(self._module) if self.train.features.dim() == 2 else None
         """The first layer, where it is linear in the input."""
+        self._try()
 
     def on_device(self, split: Split) -> Examples:
         """A split as tensors of this objective's device and dtype."""
@@ -87,12 +87,12 @@ class Objective:
     def _try(self) -> None:
         """Fail early, in one line, if the module does not fit the data or cannot be trained in a batch."""
         features, targets = self.train.features[:2], self.train.targets[:2]
-        flat = self.initial((0,))
         try:
             with torch.no_grad():
                 output = self._module(features)
                 losses = self._example_loss(output, targets)
-            vmap(grad(self.loss))(self.unflatten(flat), features[None], targets[None])
+            if self.head is None or self.head.layers is None:  # a chain of linear layers and ReLU surely can
+                vmap(grad(self.loss))(self.unflatten(self.initial((0,))), features[None], targets[None])
         except Exception as error:
             shape = tuple(features.shape[1:])
             raise PluginError(f"model: cannot be trained on features of shape {shape}: {in_a_line(error)}") from error

@@ -110,8 +110,11 @@ def _image_dataset(files: ImageFiles, train_images: int, mean: float, std: float
     def examples(prefix: str, start: int, stop: int | None) -> Split:
         images = arrays[f"{prefix}-images-idx3-ubyte"][start:stop]
         labels = arrays[f"{prefix}-labels-idx1-ubyte"][start:stop]
-        pixels = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
-        return Split((pixels - np.float32(mean)) / np.float32(std), labels.astype(np.int64))
+        pixels = images.reshape(len(images), -1).astype(np.float32)
+        pixels /= np.float32(255)
+        pixels -= np.float32(mean)
+        pixels /= np.float32(std)  # in place: a quarter of the memory of one expression
+        return Split(pixels, labels.astype(np.int64))
 
     validation_start = FILE_IMAGES - VALIDATION_IMAGES
     return Dataset(
