@@ -169,6 +169,19 @@ def test_factored_updates_are_the_dense_ones(batches: str, trained: str) -> None
     assert (updates.superpose(weights, nobody) == 0).all()
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "ota-fedavg", "fedoag"])
+@pytest.mark.parametrize("width", [None, 7])
+def test_models_without_biases(algorithm: str, width: int | None) -> None:
+    """With nothing at all after the first weight, and with a later layer."""
+    layers = [nn.Linear(6, width or 3, bias=False)]
+    model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(7, 3, bias=False)) if width else nn.Sequential(*layers)
+    one, other = (
+        otafl.run(make_config(algorithm, {"training.engine": engine}), device="cpu", model=model)
+        for engine in ("reference", "preactivation")
+    )
+    assert torch.allclose(one.params, other.params, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("engine", ["preactivation", "batched"])
 @pytest.mark.parametrize("case", ["own", "expanded", "the reference itself"])
 def test_start_models_are_overwritten_only_where_they_can_be(engine: str, case: str) -> None:

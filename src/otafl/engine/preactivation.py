@@ -195,7 +195,8 @@ class FactoredUpdates(Updates):
                 right, factor = _scaled_inputs(self._work, index[part], mine, count)
                 with self._work.objective.products():
                     sums[seeds].baddbmm_(left.transpose(1, 2), right, alpha=-factor)
-                tail[seeds].baddbmm_(mine.view(count, 1, -1), change[part].view(count, -1, tail.shape[2]))
+                each = len(mine) // count
+                tail[seeds].baddbmm_(mine.view(count, 1, each), change[part].view(count, each, tail.shape[2]))
         weight.copy_(sums)
         return total
 
