@@ -247,8 +247,8 @@ class Simulation:
                 return ReferenceEngine()
             case "preactivation" if self.objective.head is None:
                 raise ConfigError(
-                    'training.engine = "preactivation": the model does not begin with a linear layer (a submodule) on the '
-                    'input; use "auto"'
+                    'training.engine = "preactivation": the model does not begin with a linear layer (a submodule) on '
+                    'the input; use "auto"'
                 )
             case "preactivation":
                 return PreactivationEngine()
