@@ -182,6 +182,7 @@ def frozen() -> nn.Module:
         (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), "running statistics"),
         (nn.Linear(7, 3), "cannot be trained on features of shape"),
         (nn.Linear(6, 4), "4 class scores for 3 classes"),
+        (nn.Linear(6, 1), "1 class scores for 3 classes"),
         (Odd(), "no parameters"),
         (Itemising(), "cannot be trained on features"),
         (frozen(), "'0.bias' is frozen"),

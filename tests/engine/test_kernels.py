@@ -59,6 +59,29 @@ kernels.suits = lambda *arguments: True
 kernels.BLOCK = 256  # the interpreter runs programs one by one: none may wait for another
 for one, other in zip(plain, changes()):
     assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+head, labels = sim.objective.head, torch.randint(0, sim.objective.num_classes, (3, 32), generator=draw)
+inputs, z = torch.randn(3, 32, 20, generator=draw), torch.randn(3, 32, 150, generator=draw)
+gram, tail = inputs @ inputs.transpose(1, 2), torch.randn(3, head.tail(sim.problem.initial).shape[1], generator=draw)
+
+
+def steps(mask):
+    bias, rest = head.split_tail(tail.clone())
+    slopes = torch.full_like(z, torch.nan)
+    scale = torch.tensor(0.01)
+    squares = kernels.descend(head, 16, gram, z.clone(), bias, labels, rest, slopes, scale, mask, False, True)
+    return slopes, bias, rest, squares
+
+
+everybody, some = steps(None), steps(torch.tensor([True, False, True]))
+for one, other in zip(everybody, some):
+    assert torch.equal(one[[0, 2]], other[[0, 2]]) and not torch.equal(one[1], other[1])
+bias, rest = head.split_tail(tail)
+assert (some[0][1] == 0).all() and some[3][1] == 0  # G and the norm of the one that does not train
+assert torch.equal(some[1][1], bias[1]) and torch.equal(some[2][1], rest[1])
+change = (everybody[0].transpose(1, 2) @ inputs).double().square().sum((1, 2))
+change += (everybody[1] - bias).double().square().sum((1, 2)) + (everybody[2] - rest).double().square().sum(1)
+assert torch.allclose(everybody[3], change, rtol=1e-5)
 """
 
 

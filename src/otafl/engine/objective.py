@@ -90,16 +90,18 @@ class Objective:
         try:
             with torch.no_grad():
                 output = self._module(features)
+                if self.classifies and output.shape[-1] != self.num_classes:
+                    raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
                 losses = self._example_loss(output, targets)
             if self.head is None or self.head.layers is None:  # a chain of linear layers and ReLU surely can
                 vmap(grad(self.loss))(self.unflatten(self.initial((0,))), features[None], targets[None])
+        except PluginError:
+            raise
         except Exception as error:
             shape = tuple(features.shape[1:])
             raise PluginError(f"model: cannot be trained on features of shape {shape}: {in_a_line(error)}") from error
         if losses.shape != targets.shape:
             raise PluginError(f"model: output of shape {tuple(output.shape)} does not give one loss per example")
-        if self.classifies and output.shape[-1] != self.num_classes:
-            raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
 
     def initial(self, seeds: tuple[int, ...]) -> Tensor:
         """x^0 of every seed, [S, P]: drawn on the CPU in float32, so that every device and dtype starts alike."""

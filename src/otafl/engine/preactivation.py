@@ -67,12 +67,13 @@ class PreactivationEngine:
         """Each device from its own model, in place where that is allowed."""
         models = work.start if work.overwrites else work.models()
         head, flat, rows = head_of(work.objective), models.flatten(0, 1), work.rows
+        parts = _groups(work)
 
         for start, stop in _chunks(work, len(rows)):
             index = rows.index[start:stop]
             chunk = flat[start:stop] if rows.complete else flat[index]
             weight, bias, rest = head.split(chunk)
-            for part in _groups(work):
+            for part in parts:
                 if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
                     inputs, turned = kernels.gather_both(work.objective.train.features, images_of(part, index))
                 else:
