@@ -243,9 +243,10 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(executor: str, tmp_path: Pat
     command += ["--executor", executor]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     runs = tmp_path / "sweeps" / "sweep" / "runs"
-    for _ in range(900):
-        if list(runs.glob("*/metrics.csv")):
-            break
+    patience = time.monotonic() + 300  # Ray takes minutes to start on a busy machine
+    while not list(runs.glob("*/metrics.csv")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < patience, "no run has begun"
         time.sleep(0.1)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
