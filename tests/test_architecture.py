@@ -23,7 +23,7 @@ ROOMS = [
     ["config"],
     ["metrics"],
     ["simulation", "rundir"],
-    ["rounds"],
+    ["rounds", "identity"],
     ["result"],
     ["fold"],
     ["report", "theory"],

@@ -4,21 +4,26 @@ Knows: how to ask and how to answer on a terminal.
 Does not know: how anything is computed.
 """
 
+import contextlib
 import io
 import logging
 import os
 import sys
+import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from otafl._version import __version__
-from otafl.errors import ConfigError, OtaflError
+from otafl.errors import ConfigError, OtaflError, is_out_of_memory, say
+from otafl.registry import in_a_line, load_plugin
 from otafl.terminal import Progress, headline, print_summary
 
 DIVERGED_STATUS = 3
+BUG_STATUS = 70  # sysexits.h: internal software error
 
 RUN_EXAMPLES = """\b
 Examples:
@@ -43,8 +48,22 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 ExecutorName = Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")]
 Workers = Annotated[int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")]
 Address = Annotated[str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")]
-Cpus = Annotated[float, typer.Option(help="ray: CPUs of a run.")]
+Cpus = Annotated[float, typer.Option(help="CPUs of a run: its threads, whatever the number of workers.")]
 Gpus = Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")]
+
+
+def _load_plugins(files: list[str] | None) -> list[str] | None:
+    for file in files or []:
+        load_plugin(file)
+    return files
+
+
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", metavar="FILE.py", callback=_load_plugins, is_eager=True, help="Make what a file registers known."
+    ),
+]
 
 app = typer.Typer(
     name="otafl",
@@ -59,27 +78,29 @@ app.add_typer(data_app, name="data")
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and status 2."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a sign gets a question mark
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+    """Run the command line; a user's mistake is one line and status 2, a bug one line and the path of a log."""
+    _mend_streams()
     logging.basicConfig(level=logging.WARNING, format="otafl: %(message)s")
+    logging.raiseExceptions = False  # a message that cannot be shown is no reason to stop
     try:
         status = app(standalone_mode=False)
+        sys.stdout.flush()
     except OtaflError as error:
         _fail(str(error), error.exit_status)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
-    except MemoryError as error:
-        _fail(f"not enough memory ({error}); try fewer seeds, devices or images, or a smaller model", 2)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         sys.exit(141)
+    except OSError as error:
+        _silence_output()
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _fail(f"{place}{error.strerror or error}", 2)
     except Exception as error:  # click's own errors, under whichever name typer ships them
-        if "allocate" in str(error) and isinstance(error, RuntimeError):
+        if is_out_of_memory(error):
             _fail("not enough memory; try fewer seeds, devices or images, or a smaller model", 2)
         if not hasattr(error, "format_message"):
-            raise
+            _fail(f"a bug: {in_a_line(error)}; the traceback is in {_write_traceback()}", BUG_STATUS)
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "otafl"
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -89,10 +110,41 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def _mend_streams() -> None:
+    """A closed stream becomes one that swallows everything; a terminal that cannot show a sign gets a '?'."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)  # else a file of the run would get its number
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _silence_output() -> None:
+    """What is still in the buffer of a standard output that takes nothing must not be tried again at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write_traceback() -> str:
+    """The present traceback in a file of its own; its path."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="otafl-", suffix=".log", delete=False, encoding="utf-8", errors="replace"
+    ) as log:
+        print(f"otafl {__version__}: {sys.argv}", file=log)
+        traceback.print_exc(file=log)
+    return log.name
+
+
 def _fail(message: str, status: int) -> NoReturn:
     """One line, whatever the message quotes."""
     line = "".join(c if c.isprintable() else " " for c in message)
-    print(f"otafl: {' '.join(line.split())}", file=sys.stderr)
+    say(f"otafl: {' '.join(line.split())}")
     sys.exit(status)
 
 
@@ -116,6 +168,8 @@ def run(
     seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0-4 or 0,2,5.")] = None,
     device: Device = "auto",
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Run directory; default runs/NAME-HASH.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run anew beside a run that is there already.")] = False,
+    plugin: Plugins = None,
 ) -> int:
     """Run a configuration; the same command continues an interrupted run."""
     from otafl.config import load_config
@@ -126,13 +180,20 @@ def run(
         chosen["experiment.seeds"] = parse_seeds(seeds)
     resolved = load_config(config, chosen)
 
-    from otafl.fold import choose_device, default_directory
+    from otafl.fold import Interrupted, choose_device, default_directory, fresh_directory
     from otafl.fold import run as run_config
 
     choose_device(device)
     folder = Path(out) if out is not None else default_directory(resolved)
-    with Progress(resolved, f"{headline(resolved)}\n{folder}") as progress:
-        result = run_config(resolved, out=folder, device=device, observer=progress)
+    if fresh:
+        folder = fresh_directory(folder)
+    try:
+        with Progress(resolved, f"{headline(resolved)}\n{folder}") as progress:
+            result = run_config(resolved, out=folder, device=device, observer=progress)
+    except Interrupted as stop:
+        if fresh:
+            say(f"otafl: this run is in {folder}: continue it with --out {folder}, without --fresh")
+        raise stop
     print_summary(result, folder)
     return DIVERGED_STATUS if result.diverged else 0
 
@@ -149,6 +210,7 @@ def sweep(
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME.")] = None,
+    plugin: Plugins = None,
 ) -> int:
     """Run every combination of a sweep file; the same command does what is missing."""
     from otafl.experiments.sweep import load_sweep
@@ -182,6 +244,7 @@ def tune(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME-tune.")
     ] = None,
+    plugin: Plugins = None,
 ) -> int:
     """Choose hyper-parameters on the validation set, by the same rule and budget for every method."""
     from otafl.experiments.sweep import load_sweep
@@ -209,10 +272,15 @@ def tune(
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or a sweep's folder.")],
     level: Annotated[float | None, typer.Option(help="Test accuracy in percent for 'rounds to reach'.")] = None,
+    plugin: Plugins = None,
 ) -> None:
     """Compare finished runs with the first: levels, paired differences by seed, and what cannot be told."""
     from otafl.report.compare import comparison
-    from otafl.report.runs import expand, names, read_run
+    from otafl.report.runs import expand, names
+    from otafl.result import read_run
+
+    if level is not None and not 0 <= level <= 100:
+        raise ConfigError(f"--level {level:g}: give an accuracy in percent")
 
     results = [read_run(path) for path in expand(runs)]
     labels = names([result.config for result in results])
@@ -225,11 +293,14 @@ def report(
     out: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.")
     ] = "report.html",
+    plugin: Plugins = None,
 ) -> None:
     """Write one HTML page about finished runs that opens offline."""
-    from otafl.errors import RunDirectoryError
+    _check_out(out)
     from otafl.report.html import report as page
-    from otafl.report.runs import expand, names, read_run
+    from otafl.report.runs import expand, names
+    from otafl.result import read_run
+    from otafl.rundir import publish
 
     paths = expand(runs)
     results = [read_run(path) for path in paths]
@@ -237,11 +308,8 @@ def report(
     text = page(
         dict(zip(labels, results, strict=True)), {label: str(path) for label, path in zip(labels, paths, strict=True)}
     )
-    try:
-        Path(out).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(f"{out}: cannot be written ({error.strerror})") from error
-    print(f"{out}: {len(results)} runs, {len(text.encode()) / 1e6:.1f} MB")
+    publish(Path(out), text.encode(errors="replace"))
+    print(f"{out}: {len(results)} runs, {len(text.encode(errors='replace')) / 1e6:.1f} MB")
 
 
 @app.command()
@@ -252,6 +320,7 @@ def theory(
     ] = None,
     overrides: Overrides = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="The figure that a run gets.")] = "theory.png",
+    plugin: Plugins = None,
 ) -> None:
     """What the paper's analysis says about a configuration, term by term, and beside it what a run measured."""
     _check_out(out)
@@ -261,7 +330,7 @@ def theory(
 
     import torch
 
-    from otafl.report.runs import read_run
+    from otafl.result import read_run
     from otafl.simulation import Simulation
     from otafl.theory.account import account
 
@@ -276,10 +345,8 @@ def theory(
         print(f"otafl: {warning}", file=sys.stderr)
     if result is not None:
         from otafl.report.theory import beside_bounds
-        from otafl.rundir import explained
 
-        with explained(Path(out).parent):
-            print(f"figure {beside_bounds(found, result, Path(out))}")
+        print(f"figure {beside_bounds(found, result, Path(out))}")
 
 
 def _check_out(out: str | None) -> None:
@@ -300,6 +367,7 @@ def list_(
     kind: Annotated[
         str, typer.Argument(help="algorithms, fading, mobility, pathloss, datasets, models or presets.")
     ] = "",
+    plugin: Plugins = None,
 ) -> None:
     """List what a configuration can choose."""
     from otafl import registry
@@ -463,13 +531,13 @@ def parse_seeds(text: str) -> list[int]:
         for part in text.split(","):
             first, dash, last = part.partition("-")
             start, stop = int(first), int(last if dash else first)
+            if stop < start:
+                raise ConfigError(f"--seeds {text}: {part} names no seed; write it as {stop}-{start}")
             if stop - start >= MOST_SEEDS:
                 raise ConfigError(f"--seeds {text}: more than {MOST_SEEDS} seeds; split them over several runs")
             seeds += range(start, stop + 1)
     except ValueError:
         raise ConfigError(f"--seeds {text}: write seeds as 0-4 or 0,2,5") from None
-    if not seeds:
-        raise ConfigError(f"--seeds {text}: names no seed")
     return seeds
 
 

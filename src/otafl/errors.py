@@ -1,8 +1,17 @@
-"""The errors a user can cause, each one line that says what to do.
+"""The errors a user can cause, each one line that says what to do; and how a line is said.
 
-Knows: exit statuses.
-Does not know: where an error is shown.
+Knows: exit statuses, the standard error stream.
+Does not know: what went wrong.
 """
+
+import contextlib
+import sys
+
+
+def say(line: str) -> None:
+    """Print a line on the standard error stream, where there is one that takes it: no run stops for want of it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(line, file=sys.stderr, flush=True)
 
 
 class OtaflError(Exception):
@@ -37,3 +46,8 @@ class EnergyError(PluginError):
 
 class RunBusyError(RunDirectoryError):
     """Another process is working in the run directory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is the system's or torch's way to say that there is no memory left."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error))

@@ -19,12 +19,26 @@ from torch import Tensor, nn
 
 from otafl.config import Config, load_config
 from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError
+from otafl.identity import is_plugin, name_hash, sources
 from otafl.metrics import Ledger, Rows, consensus, on_host
 from otafl.radio.air import NoiseSource
-from otafl.result import Recorder, Result, describe_device, devices_csv, load_result, summarise
+from otafl.result import (
+    Recorder,
+    Result,
+    describe_device,
+    devices_csv,
+    failures,
+    finished_on,
+    read_run,
+    summarise,
+    versions,
+)
 from otafl.rounds import Rounds
 from otafl.rundir import Checkpoint, RunDirectory
 from otafl.simulation import Simulation
+from otafl.world.data import load_dataset
+
+log = logging.getLogger(__name__)
 
 Observer = Callable[[int, Rows | None], None]
 """Called before the first round and after every round: rounds done and, where one was recorded, the newest row."""
@@ -47,6 +61,7 @@ def run(
     model: nn.Module | None = None,
     noise: NoiseSource | None = None,
     observer: Observer | None = None,
+    fresh: bool = False,
 ) -> Result:
     """Run a configuration (or preset, or TOML file) and return its results.
 
@@ -58,6 +73,7 @@ def run(
         model: a module to use instead of `[model]`; every seed starts from its present weights.
         noise: a source of receiver noise instead of the addressed one.
         observer: called after every round.
+        fresh: run anew in `out-2` (or `-3` …), where `out` is there already.
     """
     if not isinstance(config, Config | str | Path):
         raise ConfigError(
@@ -70,16 +86,35 @@ def run(
         return _fold(Simulation(config, compute, model, noise), None, observer)
     if model is not None or noise is not None:
         raise ConfigError("run(out=...) cannot record a model or noise passed as objects; register the model instead")
-    with RunDirectory.open(Path(out), config) as directory:
-        summary = directory.finished()
-        if summary is not None:
-            return load_result(config, directory, summary)
+    place, dataset = fresh_directory(Path(out)) if fresh else Path(out), None
+    if is_plugin(config.data.spec):  # whose arrays are a part of what the run is
+        dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
+    with RunDirectory.open(place, config, sources(config, dataset)) as directory:
+        if directory.finished() is not None:
+            return _already_complete(place)
         with _heard_log() as messages:
-            sim = Simulation(config, compute)
+            sim = Simulation(config, compute, dataset=dataset)
         directory.create()  # only now: what cannot be run leaves nothing behind
+        if directory.finished() is not None:  # by another process, meanwhile
+            return _already_complete(place)
         for message in messages:
             directory.log(message)
         return _fold(sim, directory, observer)
+
+
+def _already_complete(place: Path) -> Result:
+    """The stored result, which says so."""
+    result = read_run(place)
+    done = f"already complete ({finished_on(place, result.summary)}), nothing was run"
+    return dataclasses.replace(result, notes=(done, *result.notes))
+
+
+def fresh_directory(place: Path) -> Path:
+    """The directory itself where it is not there yet, else the first that is free of `place-2`, `place-3` and so on."""
+    number, free = 2, place
+    while free.exists() or free.is_symlink():
+        number, free = number + 1, place.with_name(f"{place.name}-{number}")
+    return free
 
 
 def choose_device(name: str) -> torch.device:
@@ -109,10 +144,12 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
         ledger = Ledger.from_tensors(_part(checkpoint.tensors, "ledger", sim.device))
         if checkpoint.metrics:
             recorder.restore(checkpoint.metrics)
+    made_with = {**versions(), "device": describe_device(sim.device)}
+    continued = _changes(checkpoint, made_with) if checkpoint is not None else ()
     rounds = Rounds(sim, state, ledger)
     started = last_saved = time.monotonic()
     if directory is not None:
-        directory.write("summary.json", '{"status": "running"}\n')
+        directory.begin()
         directory.write("metrics.csv", recorder.text)
         directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
     if observer is not None:
@@ -139,16 +176,26 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
             due = now - last_saved >= config.experiment.checkpoint_s and done < num_rounds
             if directory is not None and (due or stop):
                 sim.check()
-                directory.save_checkpoint(
-                    Checkpoint(done, earlier_s + now - started, _tensors(state, ledger), recorder.text)
-                )
+                elapsed_s, tensors = earlier_s + now - started, _tensors(state, ledger)
+                directory.save_checkpoint(Checkpoint(done, elapsed_s, tensors, recorder.text, made_with, continued))
                 last_saved = time.monotonic()
                 directory.log(f"checkpoint after round {done}")
                 if stop:
                     directory.log(f"stopped by {signal.Signals(stop[0]).name} after round {done}")
                     raise Interrupted(stop[0], done)
     wall_s = earlier_s + time.monotonic() - started
-    return _finish(sim, state.params, ledger, recorder, wall_s, directory)
+    return _finish(sim, state.params, ledger, recorder, wall_s, continued, directory)
+
+
+def _changes(checkpoint: Checkpoint, made_with: Mapping[str, str]) -> tuple[str, ...]:
+    """Where a run went on with other versions or threads than before: said, since digits may differ."""
+    before = checkpoint.made_with
+    changed = [f"{name} {before[name]} → {now}" for name, now in made_with.items() if before.get(name, now) != now]
+    if not changed:
+        return checkpoint.continued
+    text = f"continued from round {checkpoint.round} with other versions or threads ({', '.join(changed)})"
+    log.warning("%s: its last digits may not be those of a run without that", text)
+    return (*checkpoint.continued, text)
 
 
 def _columns(sim: Simulation, state: Any, ledger: Ledger, r: int) -> dict[str, Tensor]:
@@ -185,14 +232,19 @@ def _finish(
     ledger: Ledger,
     recorder: Recorder,
     wall_s: float,
+    continued: tuple[str, ...],
     directory: RunDirectory | None,
 ) -> Result:
     """Build the result and write what a finished run leaves."""
     recorder.write_first()  # every seed may have diverged before the first row after it
     rounds, metrics = recorder.arrays()
     diverged = {seed: r for seed, r in zip(sim.seeds, ledger.diverged_at.tolist(), strict=True) if r >= 0}
+    diverged = failures(sim.config, rounds, metrics, params, diverged)
     summary = summarise(sim, rounds, metrics, diverged, wall_s)
+    if continued:
+        summary["continued"] = list(continued)
     if directory is not None:
+        directory.write("metrics.csv", recorder.text)
         model = {f"seed_{seed}": row.cpu().clone() for seed, row in zip(sim.seeds, params, strict=True)}
         directory.write_model(model)
         directory.write("devices.csv", devices_csv(sim, ledger))
@@ -313,5 +365,5 @@ def _signals(wanted: bool) -> Iterator[list[int]]:
 
 
 def default_directory(config: Config) -> Path:
-    """`runs/<name>-<first 8 of the configuration's hash>`, so that the same command finds its run."""
-    return Path("runs") / f"{config.experiment.name}-{config.digest[:8]}"
+    """`runs/<name>-<eight characters>` of the configuration and its plug-ins: the same command finds its run."""
+    return Path("runs") / f"{config.experiment.name}-{name_hash(config)}"

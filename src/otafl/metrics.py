@@ -7,7 +7,9 @@ since the previous row; round 0 has none. Blank means that a quantity does not e
     validation_accuracy, …_loss       the same on the validation set (record "validation")
     mean_accuracy, mean_loss          the same on the test set for x̄^r, the mean of the devices' models ("mean")
     num_active                        devices that took part, mean over the rounds
-    norm_bound                        B_t, mean over the rounds in which somebody was active
+    norm_bound                        largest norm ‖Δ_i‖ that may be sent: B_t, that of the active devices' vectors, or
+                                      the bound at which they are clipped; mean over the rounds in which somebody was
+                                      active
     staleness_mean, staleness_max     r − τ_i, with τ_i the last round before r in which device i took part (−1 at
                                       first), over devices
     anchors                           models the server holds for its devices after r rounds
@@ -66,6 +68,7 @@ COLUMNS = (
 """Columns of metrics.csv after seed and round, in order; a method's own follow."""
 RESERVED_COLUMNS = frozenset({"seed", "round", *COLUMNS})
 INTEGER_COLUMNS = frozenset({"staleness_max", "anchors", "channel_uses", "scalar_reports"})
+EXPLODED = 1e15  # a parameter beyond this, or that is no number: the seed has diverged
 SNR = "snr_db"  # a power ratio until it is on the host
 INTERVAL = ("active", "bound", "bound_rounds", "energy_ratio", "snr", "noise_to_update", "sent_rounds")
 """Fields of the ledger that start anew with every row."""
@@ -86,7 +89,7 @@ class Ledger:
     scalar_reports: Tensor
     """int [S]."""
     diverged_at: Tensor
-    """Number of rounds after which the model was first not finite, int [S]; −1 while it is."""
+    """Number of rounds after which the model had first exploded, int [S]; −1 while it has not."""
     anchors: Tensor
     """Models held, float64 [S]; NaN where the method has none."""
     rounds: Tensor

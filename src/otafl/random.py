@@ -32,6 +32,12 @@ class Streams:
         """NumPy generator at the address (seed, name, t)."""
         return np.random.Generator(np.random.PCG64(self._sequence(name, t)))
 
+    def anonymous(self, name: str, t: int = 0) -> np.random.Generator:
+        """The same stream as `at`, from a generator that does not tell its address."""
+        source, nameless = np.random.PCG64(self._sequence(name, t)), np.random.PCG64(0)
+        nameless.state = source.state
+        return np.random.Generator(nameless)
+
     def key(self, name: str, t: int = 0) -> int:
         """63-bit key at the same kind of address, for generators that live on a compute device."""
         low, high = self._sequence(name, t).generate_state(2, np.uint32)

@@ -12,9 +12,13 @@ import difflib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
+import sys
+import zlib
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from otafl.errors import ConfigError, OtaflError, PluginError
@@ -106,6 +110,36 @@ def register(kind: str, name: str) -> Callable[[Class], Class]:
         return cls
 
     return remember
+
+
+_plugin_files: dict[str, ModuleType] = {}  # absolute path to the module it became
+
+
+def load_plugin(path: str | Path) -> None:
+    """Run a Python file, so that what it registers is known; the same file again is not run again."""
+    file = os.path.abspath(path)
+    if file in _plugin_files:
+        return
+    name = f"plugin_{Path(file).stem}_{zlib.crc32(os.fsencode(file)):08x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not os.path.isfile(file):
+        raise PluginError(f"--plugin {path}: is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if (folder := str(Path(file).parent)) not in sys.path:
+        sys.path.append(folder)  # it may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except OtaflError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(f"--plugin {path}: cannot be loaded: {in_a_line(error)}") from error
+    _plugin_files[file] = module
+
+
+def plugin_files() -> list[str]:
+    """Files that `load_plugin` has run, for processes that need them too."""
+    return list(_plugin_files)
 
 
 @cache

@@ -9,8 +9,11 @@ import io
 import math
 import platform
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +24,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from otafl._version import __version__
-from otafl.config import Config
-from otafl.errors import RunDirectoryError
-from otafl.metrics import COLUMNS, INTEGER_COLUMNS, Ledger, Rows
+from otafl.config import Config, digest_of, load_config
+from otafl.errors import ConfigError, RunDirectoryError
+from otafl.metrics import COLUMNS, EXPLODED, INTEGER_COLUMNS, Ledger, Rows
 from otafl.registry import in_a_line
-from otafl.rundir import RunDirectory
+from otafl.rundir import RunDirectory, content_of, stored_summary
 from otafl.simulation import Simulation
 
 LAST_ROUNDS = 50  # the paper's
+ACCURACIES = ("test_accuracy", "validation_accuracy", "mean_accuracy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +47,10 @@ class Result:
     params: Tensor
     """x^T, [S, P]; the last model of a seed that diverged is not finite."""
     diverged: Mapping[int, int]
-    """Seed to the round after which its model was not finite."""
+    """Failed seeds: seed to the round after which its model had exploded, or its test loss was not finite."""
     summary: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    """What is to be known of a run that was read and not carried out."""
 
     @property
     def status(self) -> str:
@@ -77,8 +83,7 @@ class Recorder:
     def write_first(self) -> None:
         """Write the header and row 0, where that has not been done."""
         if self._columns is None:
-            own = [name for name in self.rows[-1] if name not in COLUMNS]
-            self._columns = [name for name in COLUMNS if name in self.rows[-1]] + own
+            self._columns = _ordered(self.rows[-1])
             header = ",".join(["seed", "round", *self._columns]) + "\n"
             self._write(header + self._lines(0, self.rows[0], [True] * len(self._seeds)))
 
@@ -104,10 +109,14 @@ class Recorder:
     def arrays(self) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
         """Recorded rounds [R] and columns [S, R]."""
         blank = [math.nan] * len(self._seeds)
-        names = [name for name in COLUMNS if any(name in row for row in self.rows)]
-        names += [name for name in self.rows[-1] if name not in COLUMNS]
+        names = _ordered({name: [] for row in self.rows for name in row})
         values = {name: np.array([row.get(name, blank) for row in self.rows]).T for name in names}
         return np.array(self.rounds), values
+
+
+def _ordered(row: Rows) -> list[str]:
+    """Columns in their order; a method's own follow by name, in whichever order it gave them."""
+    return [name for name in COLUMNS if name in row] + sorted(name for name in row if name not in COLUMNS)
 
 
 def summarise(
@@ -130,19 +139,46 @@ def summarise(
         **_scores(config, rounds, metrics, diverged),
     }
     summary |= {
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": round(wall_s, 3),
         "rounds_per_s": round(config.experiment.rounds / wall_s, 3) if wall_s > 0 else None,
         "device": describe_device(sim.device),
-        "versions": {
-            "otafl": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
         "commit": _commit(),
         "config": config.digest,
     }
     return summary
+
+
+def versions() -> dict[str, str]:
+    """What numbers may depend on in their last digits."""
+    return {
+        "otafl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def failures(
+    config: Config,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    params: Tensor,
+    diverged: Mapping[int, int],
+) -> dict[int, int]:
+    """Failed seeds: those that diverged, and those that end with an exploded model or a loss that is not finite."""
+    failed = dict(diverged)
+    late = np.flatnonzero(rounds > first_averaged(config))
+    for s, seed in enumerate(config.experiment.seeds):
+        if seed in failed:
+            continue
+        lost = late[~np.isfinite(metrics["test_loss"][s, late])]
+        if len(lost):
+            failed[seed] = int(rounds[lost[0]])
+        elif not bool((params[s].abs() <= EXPLODED).all()):
+            failed[seed] = config.experiment.rounds
+    return {seed: failed[seed] for seed in config.experiment.seeds if seed in failed}
 
 
 def first_averaged(config: Config) -> int:
@@ -156,26 +192,38 @@ def _scores(
     metrics: Mapping[str, NDArray[np.float64]],
     diverged: Mapping[int, int],
 ) -> dict[str, Any]:
-    """The part of a summary that follows from the rows."""
+    """The part of a summary that follows from the rows; a failed seed counts with an accuracy of 0."""
     seeds = config.experiment.seeds
-    start = first_averaged(config)
-    scores: dict[str, Any] = {"averaged_over": f"recorded rounds r > {start}"}
-    for name in ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy"):
-        if name in metrics:
-            late = metrics[name][:, rounds > start]
-            per_seed = {str(seed): float(late[s].mean()) for s, seed in enumerate(seeds) if seed not in diverged}
-            values = np.array(list(per_seed.values()))
-            scores[name] = {
-                "mean": float(values.mean()) if len(values) else None,
-                "std": float(values.std(ddof=1)) if len(values) > 1 else None,
-                "per_seed": per_seed,
+    late = np.flatnonzero(rounds > first_averaged(config))
+    scores: dict[str, Any] = {"averaged_over": averaged_over(config)}
+    for name in (*ACCURACIES, "test_loss"):
+        if name not in metrics:
+            continue
+        scores[name] = {}
+        for place, columns in ((scores[name], late), (scores[name].setdefault("final", {}), late[-1:])):
+            per_seed = {
+                str(seed): float(metrics[name][s, columns].mean())
+                for s, seed in enumerate(seeds)
+                if seed not in diverged
             }
+            values = np.array([*per_seed.values(), *(0.0 for _ in diverged)])
+            known = name in ACCURACIES or not diverged
+            place["mean"] = float(values.mean()) if known else None
+            place["std"] = float(values.std(ddof=1)) if known and len(values) > 1 else None
+            place["per_seed"] = per_seed
     active, spans = metrics["num_active"][:, 1:], np.diff(rounds)
     if np.isfinite(active).any():
         scores["num_active"] = float(np.nansum(active * spans) / (np.isfinite(active) * spans).sum())
     if diverged:
         scores["diverged"] = {str(seed): {"round": r, "cause": _cause(config)} for seed, r in diverged.items()}
     return scores
+
+
+def averaged_over(config: Config) -> str:
+    """Which rows the accuracies of a summary are the mean of."""
+    first, last, every = first_averaged(config) + 1, config.experiment.rounds, config.experiment.eval_every
+    rows = [r for r in range(first, last + 1) if r % every == 0 or r == last]
+    return f"round {last}" if len(rows) == 1 else f"{len(rows)} rows of rounds {rows[0]} to {last}"
 
 
 def _cause(config: Config) -> str:
@@ -193,9 +241,11 @@ def describe_device(device: torch.device) -> str:
     """The compute device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"CPU, {threads} thread{'s' if threads > 1 else ''}"
 
 
+@cache
 def _commit() -> str | None:
     """Commit of the source tree, where the package runs from one."""
     source = Path(__file__).resolve().parent
@@ -250,25 +300,66 @@ def _parse(text: str, seeds: tuple[int, ...]) -> tuple[list[int], list[Rows], li
     return rounds, rows, columns
 
 
-def load_result(config: Config, directory: RunDirectory, summary: Mapping[str, Any]) -> Result:
-    """The result of a finished run directory."""
+def read_run(path: str | Path) -> Result:
+    """The result of a finished run directory, its files verified; nothing is written, and no lock is taken."""
+    path = Path(path)
+    file = path / "config.toml"
+    if not file.exists():
+        raise RunDirectoryError(f"{path}: is not a run directory (no config.toml)")
+    summary = stored_summary(path)
+    if summary is None or summary["status"] == "running":
+        raise RunDirectoryError(
+            f"{path}: has not finished; continue it with 'otafl run {path}/config.toml --out {path}'"
+        )
     try:
+        text = content_of(file).decode()
+        if not summary["sealed"] and digest_of(tomllib.loads(text)) != summary["config"]:
+            raise ValueError("config.toml is not that of the run")
+        config = load_config(file)
         recorder = Recorder(config.experiment.seeds, None)
-        recorder.restore((directory.path / "metrics.csv").read_text(encoding="utf-8"))
+        recorder.restore(content_of(path / "metrics.csv").decode())
         rounds, metrics = recorder.arrays()
         diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
         _check_rows(config, rounds, metrics, diverged)
-        models = load_file(directory.path / "model.safetensors")
+        models = load_file(path / "model.safetensors")
         params = torch.stack([models[f"seed_{seed}"] for seed in config.experiment.seeds])
+        diverged = failures(config, rounds, metrics, params, diverged)
         known = isinstance(summary["wall_s"], int | float) and isinstance(summary["device"], str)
         if not known or params.shape[1] != summary["num_params"]:
             raise ValueError("summary.json and model.safetensors do not belong together")
-        summary = {**summary, **_scores(config, rounds, metrics, diverged)}
+        scores = _scores(config, rounds, metrics, diverged)
+        notes = _notes(path, summary)
+    except ConfigError as error:
+        raise RunDirectoryError(f"{path}: cannot be read here: {error}") from error
     except Exception as error:
         raise RunDirectoryError(
-            f"{directory.path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
+            f"{path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
         ) from error
-    return Result(config, rounds, metrics, params, diverged, summary)
+    summary = {**summary, **scores, "status": "failed" if diverged else "complete"}
+    return Result(config, rounds, metrics, params, diverged, summary, notes)
+
+
+def finished_on(path: Path, summary: Mapping[str, Any]) -> str:
+    """When a run finished."""
+    if "finished" in summary:
+        return str(summary["finished"]).replace("T", " ").removesuffix("+00:00") + " UTC"
+    changed = datetime.fromtimestamp((path / "summary.json").stat().st_mtime, UTC)
+    return changed.isoformat(" ", timespec="seconds").removesuffix("+00:00") + " UTC"
+
+
+def _notes(path: Path, summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a reader of a stored run should know."""
+    notes = []
+    if not summary["sealed"]:
+        notes.append("unsealed: made by a version of otafl that kept no digests, so its files cannot be verified")
+    made, commit = summary["versions"]["otafl"], summary.get("commit")
+    if made != __version__ or (commit and _commit() and commit != _commit()):
+        words = [f"{version} ({c[:8]})" if c else version for version, c in ((made, commit), (__version__, _commit()))]
+        notes.append(f"made by otafl {words[0]}; this is {words[1]}")
+    python = summary.get("sources", {}).get("python")
+    if python is not None and not platform.python_version().startswith(f"{python}."):
+        notes.append(f"made under Python {python}: whether its plug-ins have changed since cannot be told")
+    return (*notes, *summary.get("continued", ()))
 
 
 def _check_rows(

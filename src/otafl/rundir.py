@@ -3,12 +3,14 @@
     config.toml         fully resolved; running it again gives the same run
     metrics.csv         tidy, one row per seed and recorded round
     devices.csv         one row per seed and device, at the end
-    summary.json        status running | complete | failed, accuracies, times, versions
+    summary.json        status running | complete | failed, accuracies, times, versions, digests of the files above and
+                        below, and a seal over itself
     model.safetensors   x^T per seed, at the end
     log.txt             what happened when
     checkpoint/ROUND/   state.safetensors, metrics.csv, checkpoint.json: the two newest, checksummed
 
-Files appear whole or not at all: each is written beside its place and then renamed.
+Files appear whole or not at all: each is written beside its place and then renamed. Readers take no lock, and no
+symbolic link is followed to write.
 
 Knows: files.
 Does not know: what the numbers mean.
@@ -23,12 +25,13 @@ import math
 import os
 import re
 import shutil
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
@@ -39,6 +42,11 @@ from otafl.errors import OtaflError, RunBusyError, RunDirectoryError
 
 CHECKPOINT_FORMAT = 1
 KEPT_CHECKPOINTS = 2
+SEALED = ("config.toml", "metrics.csv", "devices.csv", "model.safetensors")
+"""Files whose digests a finished run's summary has."""
+ARRAYS = "arrays"
+"""Among the sources of a run: the data that a plug-in loaded."""
+RUN_FILES = (*SEALED, "summary.json", "log.txt", "run.lock")
 
 
 @dataclass(frozen=True)
@@ -50,23 +58,30 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     metrics: str
     """Content of metrics.csv up to here."""
+    made_with: Mapping[str, str]
+    """Versions, compute device and threads."""
+    continued: tuple[str, ...] = ()
+    """Where and how the run went on with others of these: then its last digits may not be those of one without."""
 
 
 class RunDirectory:
     """A directory that one process at a time works in."""
 
-    def __init__(self, path: Path, config: Config) -> None:
-        self.path, self._config = path, config
+    def __init__(self, path: Path, config: Config, sources: Mapping[str, str]) -> None:
+        self.path, self._config, self._sources = path, config, dict(sources)
         self._digests = {config.digest}  # of this configuration, as written now and by an older version
-        self._lock: TextIO | None = None
+        self._lock: IO[str] | None = None
 
     @staticmethod
     @contextlib.contextmanager
-    def open(path: Path, config: Config) -> Iterator["RunDirectory"]:
-        """A new or matching directory, locked if it is there; any other is refused. Nothing is written yet."""
-        directory = RunDirectory(path, config)
+    def open(path: Path, config: Config, sources: Mapping[str, str] | None = None) -> Iterator["RunDirectory"]:
+        """A new or matching directory, locked if it is there; any other is refused. Nothing is written yet.
+
+        `sources` are the digests of plug-ins and data, which are a part of what a run is.
+        """
+        directory = RunDirectory(path, config, sources or {})
         with explained(path):
-            if directory._is_ours() and not directory.finished():
+            if directory._is_ours() and directory.finished() is None:
                 directory._take_lock()
         try:
             yield directory
@@ -75,7 +90,7 @@ class RunDirectory:
                 directory._lock.close()
 
     def create(self) -> None:
-        """Make the directory and lock it, where that has not been done."""
+        """Make the directory and lock it, where that has not been done; another process may have finished it since."""
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if self._lock is None:
@@ -94,7 +109,7 @@ class RunDirectory:
             if entries:
                 raise RunDirectoryError(f"{path}: is not a run directory (no config.toml); choose another with --out")
             return False
-        stored = (path / "config.toml").read_text(encoding="utf-8", errors="replace")
+        stored = content_of(path / "config.toml").decode(errors="replace")
         if stored != self._config.to_toml() and not self._resolves_alike(stored):
             raise RunDirectoryError(
                 f"{path}: was made by another configuration ({_difference(stored, self._config.to_toml())}); "
@@ -113,20 +128,7 @@ class RunDirectory:
         return alike
 
     def _take_lock(self) -> None:
-        lock = open(self.path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - held for the whole run
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.seek(0)
-            owner = lock.read().strip() or "?"
-            lock.close()
-            raise RunBusyError(
-                f"{self.path}: is in use by process {owner}; wait for it or choose another --out"
-            ) from error
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        self._lock = lock
+        self._lock = locked(self.path / "run.lock", f"{self.path}: is in use", "choose another --out")
 
     def log(self, message: str) -> None:
         """Append a line with the time to log.txt."""
@@ -138,7 +140,7 @@ class RunDirectory:
         self._append("metrics.csv", text)
 
     def _append(self, name: str, text: str) -> None:
-        with explained(self.path), open(self.path / name, "a", encoding="utf-8") as file:
+        with explained(self.path), open(self.path / name, "a", encoding="utf-8", opener=no_links) as file:
             file.write(text)
 
     def write(self, name: str, content: str) -> None:
@@ -151,29 +153,35 @@ class RunDirectory:
         with explained(self.path):
             put(self.path / "model.safetensors", save(dict(params)))
 
+    def begin(self) -> None:
+        """Say that the run is going on, and of what it is made."""
+        self.write("summary.json", json.dumps({"status": "running", "sources": self._sources}) + "\n")
+
     def finished(self) -> dict[str, Any] | None:
-        """The summary of a finished run, or None where there is still something to do."""
-        if not (self.path / "summary.json").exists():
-            if (self.path / "model.safetensors").exists():
+        """The summary of a finished run of these sources, or None where there is still something to do."""
+        summary = stored_summary(self.path)
+        if summary is not None:
+            self._check_sources(summary.get("sources"))
+        return None if summary is None or summary["status"] == "running" else summary
+
+    def _check_sources(self, stored: Mapping[str, str] | None) -> None:
+        """Refuse a run of other plug-ins or data; what an older version or another Python made cannot be compared."""
+        if stored is None:
+            return
+        same_python = stored.get("python") == self._sources.get("python")
+        for what in sorted({*stored, *self._sources} - {"python"}):
+            if stored.get(what) != self._sources.get(what) and (same_python or what == ARRAYS):
+                whose = "other data" if what == ARRAYS else f"another version of the plug-in in [{what}]"
                 raise RunDirectoryError(
-                    f"{self.path}: has a final model but no summary.json; delete the directory to run again"
+                    f"{self.path}: was made with {whose}; run anew beside it with --fresh, or choose another --out"
                 )
-            return None
-        try:
-            summary = json.loads((self.path / "summary.json").read_bytes())
-            status = summary["status"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            status = None
-        if status not in ("running", "complete", "failed"):
-            raise RunDirectoryError(
-                f"{self.path}: summary.json is damaged; delete it to continue an unfinished run, or the directory to "
-                "run again"
-            )
-        return None if status == "running" else dict(summary)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the last summary, then drop what only a resume would need."""
-        self.write("summary.json", json.dumps(_without_nan(summary), indent=2, allow_nan=False) + "\n")
+        """Seal the files and write the last summary, then drop what only a resume would need."""
+        with explained(self.path):
+            digests = {name: _sha256(self.path / name) for name in SEALED}
+        whole = _without_nan({**summary, "sources": self._sources, "sha256": digests})
+        self.write("summary.json", json.dumps(_sealed(whole), indent=2, allow_nan=False) + "\n")
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -193,8 +201,11 @@ class RunDirectory:
             header: dict[str, Any] = {
                 "format": CHECKPOINT_FORMAT,
                 "config": self._config.digest,
+                "sources": self._sources,
                 "round": checkpoint.round,
                 "elapsed_s": checkpoint.elapsed_s,
+                "made_with": dict(checkpoint.made_with),
+                "continued": list(checkpoint.continued),
                 "sha256": {name: _sha256(temporary / name) for name in ("state.safetensors", "metrics.csv")},
             }
             _write(temporary / "checkpoint.json", json.dumps(_sealed(header), indent=2).encode())
@@ -217,12 +228,14 @@ class RunDirectory:
         for folder in _checkpoint_folders(self.path / "checkpoint"):
             try:
                 checkpoint = self._read_checkpoint(folder)
-            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
                 problems.append((folder, error))
                 continue
             for damaged, reason in problems:
                 self.log(f"checkpoint {damaged.name} is damaged ({reason}); it is passed over")
-                os.replace(damaged, damaged.with_suffix(".damaged"))
+                with explained(self.path):
+                    shutil.rmtree(damaged.with_suffix(".damaged"), ignore_errors=True)
+                    os.replace(damaged, damaged.with_suffix(".damaged"))
             return checkpoint
         if problems:
             reasons = "; ".join(f"{folder.name}: {reason}" for folder, reason in problems)
@@ -233,7 +246,7 @@ class RunDirectory:
         return None
 
     def _read_checkpoint(self, folder: Path) -> Checkpoint:
-        header = json.loads((folder / "checkpoint.json").read_text(encoding="utf-8"))
+        header = json.loads(content_of(folder / "checkpoint.json"))
         if not isinstance(header, dict):
             raise ValueError("checkpoint.json is not a header")
         if _sealed({key: value for key, value in header.items() if key != "seal"}) != header:
@@ -242,12 +255,107 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{folder}: belongs to another configuration or version of otafl; delete it, or choose another --out"
             )
+        self._check_sources(header.get("sources"))
         for name, digest in header["sha256"].items():
             if _sha256(folder / name) != digest:
                 raise ValueError(f"{name} does not match its checksum")
         tensors = {name: value.clone() for name, value in load_file(folder / "state.safetensors").items()}
         metrics = (folder / "metrics.csv").read_text(encoding="utf-8")
-        return Checkpoint(header["round"], header["elapsed_s"], tensors, metrics)
+        before = header.get("made_with", {}), tuple(header.get("continued", ()))
+        return Checkpoint(header["round"], header["elapsed_s"], tensors, metrics, *before)
+
+
+def stored_summary(path: Path) -> dict[str, Any] | None:
+    """The summary of a run directory, None where there is none yet; a finished run's files are verified.
+
+    The key `sealed` says whether they could be: runs of older versions have no digests.
+
+    Raises:
+        RunDirectoryError: the summary, or a file that it vouches for, is damaged or missing.
+    """
+    file = path / "summary.json"
+    if not file.is_symlink() and not file.exists():
+        if (path / "model.safetensors").exists():
+            raise RunDirectoryError(f"{path}: has a final model but no summary.json; delete the directory to run again")
+        return None
+    try:
+        summary = json.loads(content_of(file))
+        if summary["status"] not in ("running", "complete", "failed"):
+            raise ValueError("no status")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunDirectoryError(
+            f"{path}: summary.json is damaged; delete it to continue an unfinished run, or the directory to run again"
+        ) from error
+    if summary["status"] == "running":
+        return dict(summary)
+    sealed = "seal" in summary or "sha256" in summary
+    wrong = _first_damaged(path, summary) if sealed else None
+    if wrong is not None:
+        raise RunDirectoryError(f"{path}: {wrong} has changed since the run finished; restore it, or delete the run")
+    return {**summary, "sealed": sealed}
+
+
+def _first_damaged(path: Path, summary: dict[str, Any]) -> str | None:
+    """The first file of a sealed run that is not what it was."""
+    digests = summary.get("sha256")
+    seal = {key: value for key, value in summary.items() if key != "seal"}
+    if not isinstance(digests, dict) or set(digests) != set(SEALED) or _sealed(seal) != summary:
+        return "summary.json"
+    for name, digest in digests.items():
+        try:
+            if _sha256(path / name) != digest:
+                return str(name)
+        except OSError:
+            return str(name)
+    return None
+
+
+def locked(path: Path, taken: str, advice: str) -> IO[str]:
+    """An open file that this process alone has locked; its content is the process's number."""
+    file = open(path, "a+", encoding="utf-8", opener=no_links)  # noqa: SIM115 - held as long as the caller keeps it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        owner = file.read(20).strip() or "?"
+        file.close()
+        raise RunBusyError(f"{taken} by process {owner}; wait for it or {advice}") from error
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
+def publish(path: Path, content: bytes) -> Path:
+    """Put a report or figure in place, whole, and never over a file of a run; returns its path."""
+    folder = path.resolve().parent
+    within = "checkpoint" in folder.parts and any((above / "config.toml").exists() for above in folder.parents)
+    if within or (path.name in RUN_FILES and (folder / "config.toml").exists()):
+        raise RunDirectoryError(f"{path}: is a file of a run; choose another place")
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put(path, content)
+    return path
+
+
+def no_links(path: str, flags: int) -> int:
+    """Opens a regular file, but never through a symbolic link."""
+    return _regular(path, flags | os.O_NOFOLLOW)
+
+
+def _regular(path: str, flags: int) -> int:
+    """Opens a regular file; anything else, a pipe that nobody writes to for instance, is refused at once."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file")
+    return descriptor
+
+
+def content_of(path: Path) -> bytes:
+    """The content of a regular file."""
+    with open(path, "rb", opener=_regular) as file:
+        return file.read()
 
 
 def _checkpoint_folders(folder: Path) -> list[Path]:
@@ -263,12 +371,12 @@ def _sealed(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=_regular) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=no_links) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -281,13 +389,13 @@ def _sync(path: Path) -> None:
 
 def put(path: Path, content: bytes) -> None:
     """Write a file beside its place and rename it: it appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _write(temporary, content)
+        os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    os.replace(temporary, path)
 
 
 def _without_nan(value: Any) -> Any:
@@ -322,8 +430,10 @@ def explained(path: Path) -> Iterator[None]:
             raise RunDirectoryError(
                 f"{path}: the disk is full; nothing recorded is lost: free some space and run the same command again"
             ) from error
+        if number == errno.ELOOP:
+            raise RunDirectoryError(f"{path}: has a symbolic link where a file is to be written; remove it") from error
         reason = os.strerror(number) if number is not None else str(error)
-        raise RunDirectoryError(f"{path}: cannot be written ({reason}); choose another directory with --out") from error
+        raise RunDirectoryError(f"{path}: cannot be written ({reason}); choose another place with --out") from error
 
 
 def _os_error_number(message: str) -> int | None:

@@ -25,7 +25,7 @@ from otafl.engine.preactivation import PreactivationEngine, suits
 from otafl.engine.rows import Schedule
 from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
 from otafl.errors import ConfigError, OtaflError, PluginError
-from otafl.metrics import RESERVED_COLUMNS
+from otafl.metrics import EXPLODED, RESERVED_COLUMNS
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
 from otafl.radio.csi import View
 from otafl.radio.imperfect import ImperfectAir
@@ -46,12 +46,15 @@ class Simulation:
         device: torch.device,
         model: nn.Module | None = None,
         noise: NoiseSource | None = None,
+        dataset: Dataset | None = None,
     ) -> None:
+        """`model` and `noise` stand in for the configuration's; `dataset` is its data, where it is loaded already."""
         self.config, self.device = config, device
         self._extra: set[str] | None = None  # the method's own columns, known after the first round
         self.seeds = config.experiment.seeds
         self.algorithm = config.algorithm.spec
-        dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
+        if dataset is None:
+            dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
         self.shares = [_share_out(config, dataset, seed) for seed in self.seeds]
         build = builder(config.model.name, config.model.spec, dataset)
         if model is not None:  # a user's own module, weights and all
@@ -138,7 +141,7 @@ class Simulation:
         self._check_info(info)
         spent = round_.close()
         self._strays |= spent.strays
-        finite = torch.linalg.vector_norm(state.params, ord=torch.inf, dim=-1).isfinite()
+        finite = torch.linalg.vector_norm(state.params, ord=torch.inf, dim=-1) <= EXPLODED
         return Step(state, info, spent, self.guard.note(round_.t, spent.energy_j, finite), finite)
 
     def round_at(self, t: int) -> Round:

@@ -4,10 +4,13 @@ Knows: how to show.
 Does not know: what was asked.
 """
 
+import contextlib
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from otafl.errors import say
 
 if TYPE_CHECKING:
     from otafl.config import Config
@@ -40,7 +43,7 @@ class Progress:
         return self
 
     def _begin(self) -> None:
-        print(self._headline, file=sys.stderr)
+        say(self._headline)
         if sys.stderr.isatty():
             from rich import progress as rich_progress
             from rich.console import Console
@@ -71,18 +74,21 @@ class Progress:
             values = row["test_accuracy"]
             self._accuracy = f"test accuracy {100 * sum(values) / len(values):.1f} %"
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, accuracy=self._accuracy)
+            with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
+                self._bar.update(self._task, completed=done, accuracy=self._accuracy)
             return
         now = time.monotonic()
         if now - self._printed >= SECONDS_BETWEEN_LINES and done > self._first:
             left_s = (now - self._started) / (done - self._first) * (self._total - done)
-            print(f"round {done}/{self._total}  {self._accuracy}  {left_s:.0f} s left", file=sys.stderr)
+            say(f"round {done}/{self._total}  {self._accuracy}  {left_s:.0f} s left")
             self._printed = now
 
 
 def print_summary(result: "Result", out: Path) -> None:
     """A run's results, and where they are."""
     summary = result.summary
+    for note in result.notes:
+        print(note)
     for name, label, factor, unit in (
         ("test_accuracy", "test accuracy", 100.0, " %"),
         ("mean_accuracy", "accuracy of the mean model", 100.0, " %"),
@@ -92,13 +98,19 @@ def print_summary(result: "Result", out: Path) -> None:
         entry = summary.get(name)
         if entry is None or entry["mean"] is None:
             continue
-        spread = f" ± {factor * entry['std']:.3g}" if entry["std"] is not None else ""
-        count = len(entry["per_seed"])
-        seeds = "1 seed" if count == 1 else f"mean ± std of {count} seeds"
-        print(f"{label:<28} {factor * entry['mean']:.4g}{spread}{unit}  ({summary['averaged_over']}, {seeds})")
+        count = len(summary["seeds"])
+        failed = f", {len(result.diverged)} failed with 0" if result.diverged else ""
+        seeds = "1 seed" if count == 1 else f"mean ± std of {count} seeds{failed}"
+        last, whole = (_spread(part, factor) for part in (entry["final"], entry))
+        print(f"{label:<28} {last}{unit} at the end; {whole}{unit} over {summary['averaged_over']}  ({seeds})")
     if "num_active" in summary:
         print(f"{'active devices per round':<28} {summary['num_active']:.2f}")
     print(f"{'time':<28} {summary['wall_s']:.1f} s on {summary['device']}")
     for seed, entry in summary.get("diverged", {}).items():
-        print(f"otafl: seed {seed} diverged after round {entry['round']}: {entry['cause']}", file=sys.stderr)
+        say(f"otafl: seed {seed} diverged after round {entry['round']}: {entry['cause']}")
     print(f"{summary['status']}: {out}")
+
+
+def _spread(entry: Any, factor: float) -> str:
+    spread = f" ± {factor * entry['std']:.3g}" if entry["std"] is not None else ""
+    return f"{factor * entry['mean']:.4g}{spread}"

@@ -211,7 +211,7 @@ def test_gamma_forgets_where_it_started(algorithm: str) -> None:
 def test_more_noise_raises_gamma_over_the_noise_free_one(algorithm: str) -> None:
     """With hardly any noise everybody is heard; with more, fewer."""
     shares = []
-    for level in (-260.0, -203.0, -183.0):
+    for level in (-260.0, -203.0, -193.0):  # beyond that a model this small explodes
         keys = {"algorithm.gamma": "adaptive", "radio.noise_dbm_hz": level, "experiment.rounds": 150}
         result = otafl.run(make_config(algorithm, keys))
         shares.append(float(result.metrics["num_active"][:, -50:].mean()) / 4)

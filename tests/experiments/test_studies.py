@@ -12,9 +12,9 @@ from otafl.errors import ConfigError, OtaflError
 from otafl.experiments import paper, tune
 from otafl.experiments.sweep import parse_sweep
 from otafl.report.compare import comparison
-from otafl.report.runs import differences, expand, names, read_run
+from otafl.report.runs import differences, expand, names
 from otafl.report.statistics import Estimate, estimate, mean_accuracy, rounds_to_reach, verdict
-from otafl.result import Result
+from otafl.result import Result, read_run
 from tests.conftest import TINY, make_config
 
 SMALL = {key: value for key, value in TINY.items() if key != "experiment.name"}
@@ -27,8 +27,9 @@ def made_up(accuracy: list[list[float]], name: str = "fedoag") -> Result:
         name, {"experiment.seeds": list(range(len(values))), "experiment.rounds": 10 * (values.shape[1] - 1)}
     )
     rounds = 10 * np.arange(values.shape[1])
-    summary = {"status": "complete", "averaged_over": "recorded rounds r > 0", "num_active": 1.0}
-    return Result(config, rounds, {"test_accuracy": values}, None, {}, summary)  # type: ignore[arg-type]
+    summary = {"status": "complete", "averaged_over": "2 rows", "num_active": 1.0, "device": "CPU, 1 thread"}
+    failed = {seed: 10 for seed, row in enumerate(values) if np.isnan(row).any()}
+    return Result(config, rounds, {"test_accuracy": values}, None, failed, summary)  # type: ignore[arg-type]
 
 
 def test_statistics_of_curves() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import otafl
 from otafl.report.html import report
-from otafl.report.runs import names, read_run
+from otafl.report.runs import names
+from otafl.result import read_run
 from tests.conftest import make_config
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,7 +11,7 @@ from scipy import stats
 import otafl
 from otafl.errors import ConfigError
 from otafl.report.html import report
-from otafl.report.runs import read_run
+from otafl.result import read_run
 from otafl.theory.account import account
 from otafl.world.channel import combined, combined_prob, trajectory
 from otafl.world.fading import Rayleigh

@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 
 from otafl.engine.objective import Objective
+from otafl.engine.preactivation import FactoredUpdates
 from otafl.engine.rows import Rows, announce, rows_of
 from otafl.engine.training import Engine, LocalWork
 from otafl.engine.updates import Updates, own_references, shared_reference
@@ -52,6 +53,9 @@ from otafl.radio.knowledge import Knowledge
 from otafl.random import Streams
 
 ALIGNMENT = 32  # elements: the largest alignment that matrix products on a GPU ask for
+SIGNALS = (Updates, FactoredUpdates)
+"""The classes that the radio takes: their norms and sums are the library's."""
+MOST_REPORTS = 8  # scalars of a device in a round: what is longer is no side information
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ class Round:
         plan: Mapping[str, Tensor],
         downlink: Downlink | None = None,
     ) -> None:
-        self.problem, self.seeds, self._downlink = problem, seeds, downlink
+        self.problem, self._seeds, self._downlink = problem, seeds, downlink
         self.plan = plan
         """What the method's `plan` decided for this round, each [S, ...]."""
         self.t: Any = t
@@ -154,7 +158,7 @@ class Round:
         self._owner, self._coeff, self._air = owner, coeff, air
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps = local_steps
-        self._open = True
+        self._open, self._reports = True, 0
         self._transmissions: list[Transmission] = []
         self._energy_j = torch.zeros(coeff.shape, dtype=torch.float64, device=coeff.device)
         self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=coeff.device)
@@ -220,11 +224,17 @@ class Round:
         return Updates(end, *(reference or shared), self.lr)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """Devices `who` tell the server one real number each, error-free; counted in the ledger."""
+        """Devices `who` tell the server one real number each, error-free; counted in the ledger, a few a round."""
         shape = self._check("report()")
         check_mask(self._owner, "report()", who, shape)
         if not isinstance(values, Tensor) or values.shape != shape or values.is_complex():
             raise PluginError(f"algorithm {self._owner}: report() needs one real value per device, of shape {shape}")
+        self._reports += 1
+        if self._reports > MOST_REPORTS:
+            raise PluginError(
+                f"algorithm {self._owner}: a device reports more than {MOST_REPORTS} scalars in a round; vectors go by "
+                "uplink()"
+            )
         self._scalars += who.sum(-1)
         self._note_strays(who)
         return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
@@ -232,7 +242,9 @@ class Round:
     def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Tensor:
         """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what is heard, [S, P]."""
         shape = self._check("uplink()")
-        if not isinstance(signal, Updates):
+        if type(signal) not in SIGNALS or not {"norms", "measured_norms", "superpose", "dense"}.isdisjoint(
+            vars(signal)
+        ):
             raise PluginError(
                 f"algorithm {self._owner}: uplink() sends what train() returned, not a {type(signal).__name__}"
             )
@@ -250,7 +262,7 @@ class Round:
         """The method's own random streams of this round, one generator per seed."""
         if self._static:
             raise PluginError(f"algorithm {self._owner}: a method that draws cannot be `static`")
-        return [Streams(seed).at(f"algorithm/{name}", self.t) for seed in self.seeds]
+        return [Streams(seed).anonymous(f"algorithm/{name}", self.t) for seed in self._seeds]
 
     def close(self) -> "Spent":
         """End the round: its instruments no longer work. Returns what it spent."""
@@ -296,4 +308,4 @@ class Step(NamedTuple):
     energy_ratio: Tensor
     """Largest energy of a device over the limit, [S]."""
     finite: Tensor
-    """Whether the server model is finite, bool [S]."""
+    """Whether the server model is finite and has not exploded, bool [S]."""

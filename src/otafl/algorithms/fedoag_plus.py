@@ -56,7 +56,8 @@ class FedOAGPlus(Gossip):
 
         # Handshake: one scalar each way.
         h = torch.where(active, round.device.h, 1.0)
-        mine = innovation.norms(active) / h.abs()
+        norms = innovation.norms(active)
+        mine = norms / h.abs()
         reports = round.report(mine, active)
         middle, largest = median(reports), reports.max()
         scale = torch.maximum(middle, self.theta_min * largest)
@@ -86,7 +87,7 @@ class FedOAGPlus(Gossip):
         state, columns = self.follow(state, round, reports.who, params, local, at_least)
         info = Info(
             active=reports.who,
-            norm_bound=largest,
+            norm_bound=norms.max(-1).values,
             anchors=state.anchors.count(),
             weights=torch.where(active, share / num_active[:, None], 0.0),
             noise_std=rescale * problem.noise_var_j**0.5,

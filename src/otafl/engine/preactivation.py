@@ -167,19 +167,23 @@ class FactoredUpdates(Updates):
 
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
+        if self._squares is None:
+            self._squares = self._all_squares()
         squares = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
-        if self._squares is not None:
-            squares[self._work.rows.index] = self._squares
-            return torch.where(who, squares.clamp_(min=0).sqrt_().view(who.shape), 0.0)
-        rows = self._trained(rows_of(who))
+        squares[self._work.rows.index] = self._squares
+        return torch.where(who, squares.clamp_(min=0).sqrt_().view(who.shape), 0.0)
+
+    def _all_squares(self) -> Tensor:
+        """Squared norms of the trained rows, float64 [N]; found once, since nobody else has these tensors."""
+        rows, found = self._work.rows, []
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
                 index, slopes, tail = self._factors(rows, start, stop)
                 inputs = _inputs(self._work, index)
                 (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
                 first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
-                squares[index] = first + torch.linalg.vector_norm(tail, dim=1, dtype=torch.float64).square()
-        return squares.clamp_(min=0).sqrt_().view(who.shape)
+                found.append(first + torch.linalg.vector_norm(tail, dim=1, dtype=torch.float64).square())
+        return torch.cat(found) if found else self._slopes.new_zeros(0, dtype=torch.float64)
 
     def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""

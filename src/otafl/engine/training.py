@@ -120,6 +120,8 @@ class BatchedEngine:
         models, every_batch = end.flatten(0, 1), work.batches.flatten(0, 1)
         chunk = max(1, CHUNK_ELEMENTS[end.device.type] // work.objective.num_params)
         for rows in torch.split(work.rows.index, chunk):
+            if not len(rows):  # nobody trains in this round
+                continue
             flat = models[rows]
             params = work.objective.unflatten(flat)  # views: a step on them is a step on `flat`
             for k in range(work.steps):

@@ -19,7 +19,8 @@ class Updates:
     """(end_i − reference_i)/lr of every device: the unit of a gradient sum.
 
     The reference of device i of seed s is `pool[s, slot[s, i]]`: one model for all (a shared start), one per
-    device, or an anchor buffer. An Updates object is valid until one of its tensors is written.
+    device, or an anchor buffer. An Updates object is valid until one of its tensors is written. The radio takes no
+    other class than the library's own, and measures what is sent itself.
     """
 
     def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float | Tensor) -> None:
@@ -46,6 +47,11 @@ class Updates:
         """Σ_i weights_i · update_i over the devices `who`, [S, P]."""
         self._check()
         return self._masked_sum((weights.to(torch.float64) / self._lr).to(self._pool.dtype), who)
+
+    def measured_norms(self, who: Tensor) -> Tensor:
+        """`norms` of the vectors as they are now, whatever was found before: what the radio goes by."""
+        self._check()
+        return self._masked_norms(who) / self._lr
 
     def dense(self) -> Tensor:
         """All updates at once, [S, M, P]."""

@@ -4,6 +4,7 @@ Knows: studies, executors.
 Does not know: configurations' meaning.
 """
 
+import math
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from otafl.errors import ConfigError
+from otafl.errors import ConfigError, say
 from otafl.experiments.local import Board, Stopped, carry_out
 from otafl.experiments.study import Study
 
@@ -41,7 +42,7 @@ class Executor:
     address: str | None = None
     """ray: the cluster; None starts one on this machine."""
     cpus: float = 1.0
-    """ray: CPUs of a run."""
+    """CPUs of a run, and so its threads: its last digits depend on these, and on nothing else here."""
     gpus: float = 0.0
     """ray: GPUs of a run, or a fraction of one."""
 
@@ -50,14 +51,30 @@ class Executor:
             raise ConfigError(f"--executor {self.name}: choose from {', '.join(EXECUTORS)}")
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"--workers {self.workers}: at least 1")
-        if self.cpus <= 0 or self.gpus < 0:
+        if not (0 < self.cpus < math.inf and 0 <= self.gpus < math.inf):
             raise ConfigError("--cpus and --gpus: give what one run needs")
+
+    @property
+    def threads(self) -> int:
+        """Threads of a run."""
+        return max(1, int(self.cpus))
+
+    def workers_on(self, device: str) -> int:
+        """Runs at a time on this machine."""
+        from otafl.fold import choose_device
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        alone = choose_device(device).type == "cuda"
+        return self.workers or (1 if alone else max(1, cores // self.threads))
 
 
 def conduct(study: Study, device: str = "auto", executor: Executor | None = None, quiet: bool = False) -> Outcome:
     """Do what is missing of a study."""
-    executor = executor or Executor()
-    study.prepare()
+    with study.prepared():
+        return _conduct(study, device, executor or Executor(), quiet)
+
+
+def _conduct(study: Study, device: str, executor: Executor, quiet: bool) -> Outcome:
     cases = study.missing()
     total = len(study.sweep.cases)
     show = _Show(quiet, total, total - len(cases))
@@ -65,7 +82,7 @@ def conduct(study: Study, device: str = "auto", executor: Executor | None = None
     board.finished = total - len(cases)
     if not quiet:
         done = f", {board.finished} of them done before" if board.finished else ""
-        print(f"{study.sweep.name}: {total} runs{done} → {study.folder}", file=sys.stderr)
+        say(f"{study.sweep.name}: {total} runs{done} → {study.folder}")
     status = 0
     try:
         if cases and executor.name == "ray":
@@ -73,32 +90,21 @@ def conduct(study: Study, device: str = "auto", executor: Executor | None = None
 
             ray.carry_out(study, cases, board, executor.address, device, executor.cpus, executor.gpus)
         elif cases:
-            carry_out(study, cases, board, device=device, **_share_out_cores(device, executor.workers))
+            carry_out(study, cases, board, executor.workers_on(device), device, executor.threads)
     except Stopped as stop:
         status = 128 + stop.number
         left = total - board.finished
-        print(f"otafl: {stop}, {left} of {total} runs left; the same command continues", file=sys.stderr)
+        say(f"otafl: {stop}, {left} of {total} runs left; the same command continues")
     finally:
         show.close()
     table = study.write_table(board.errors)
     if board.errors and not status:
         status = FAILED_STATUS
-        print(
+        say(
             f"otafl: {len(board.errors)} of {total} runs failed (column error of {table}); "
-            "the same command tries them again",
-            file=sys.stderr,
+            "the same command tries them again"
         )
     return Outcome(table, board.errors, status)
-
-
-def _share_out_cores(device: str, workers: int | None) -> dict[str, int]:
-    """Workers and threads of each."""
-    from otafl.fold import choose_device
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers is None:
-        workers = 1 if choose_device(device).type == "cuda" else cores
-    return {"workers": workers, "threads": max(1, cores // workers)}
 
 
 class _Show:
@@ -120,7 +126,7 @@ class _Show:
         if sys.stderr.isatty():
             self._live().update(self._line(board))
         else:
-            print(self._line(board), file=sys.stderr)
+            say(self._line(board))
 
     def close(self) -> None:
         if self._bar is not None:
@@ -130,7 +136,7 @@ class _Show:
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False)
         else:
-            print(line, file=sys.stderr)
+            say(line)
 
     def _live(self) -> Any:
         if self._bar is None:

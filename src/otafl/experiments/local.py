@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from otafl import registry
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import Case
 
@@ -120,6 +121,7 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
             return
         case = waiting.popleft()
         task = {"config": case.config.to_toml(), "out": str(study.place(case)), "device": device, "threads": threads}
+        task["plugins"] = registry.plugin_files()
         worker.give(case, task)
         board.advance(case, 0)
 

@@ -11,6 +11,7 @@ import numpy as np
 from otafl.experiments.open_problems import ADAPTIVE, edge_amplitude
 from otafl.experiments.paper import Need, Read
 from otafl.result import Result
+from otafl.rundir import publish
 
 
 def adaptive(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
@@ -29,7 +30,7 @@ def adaptive(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[P
         "The best fixed γ is that of five with the fewest diverged seeds and then the highest validation accuracy at "
         "the end of the same runs; accuracies are on the test set. Bold: more than 0.3 points below, or more lost."
     )
-    table = _write(folder / "adaptive.md", adaptive_table(rows, note))
+    table = publish(folder / "adaptive.md", adaptive_table(rows, note).encode())
     return [adaptive_panels(rows, folder / "adaptive.png", title), table]
 
 
@@ -44,7 +45,7 @@ def anchors(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pa
         if method == "FedOAG" and keeps in shown:
             panels.setdefault(gamma, {})[keeps] = result
     size = _size(next(iter(found.values())))
-    table = _write(folder / "anchors.md", anchors_table(found, f"Stationary, {size}, η_0 = 0.1."))  # type: ignore[arg-type]
+    table = publish(folder / "anchors.md", anchors_table(found, f"Stationary, {size}, η_0 = 0.1.").encode())  # type: ignore[arg-type]
     return [anchors_over_rounds(panels, folder / "anchors.png", f"FedOAG's memory at the server; {size}"), table]
 
 
@@ -59,7 +60,7 @@ def speedup(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pa
     level = 85.0 if quick else 93.0
     title = f"{_size(read(needs[0]))}; γ adaptive, η_0 = {needs[0].config.training.lr:g} for all"
     path, table = draw(found, level, folder / "speedup.png", title)
-    return [path, _write(folder / "speedup.md", table)]
+    return [path, publish(folder / "speedup.md", table.encode())]
 
 
 def tails(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
@@ -82,12 +83,6 @@ def _size(result: Result) -> str:
     experiment = result.config.experiment
     seeds = len(experiment.seeds)
     return f"{result.config.data.name}, {experiment.rounds} rounds, {seeds} seed{'s' if seeds > 1 else ''}"
-
-
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 DRAW = {"adaptive": adaptive, "anchors": anchors, "speedup": speedup, "tails": tails}

@@ -22,11 +22,10 @@ from otafl.experiments.open_problems import OPEN
 from otafl.experiments.paper import FIG2, FIGURES, GAMMAS, NORMS, REGIMES, Need, Read, needs, sweep_of
 from otafl.experiments.study import Study
 from otafl.radio.link import inversion_threshold
-from otafl.report.runs import read_run
 from otafl.report.statistics import estimate, last_accuracy
 from otafl.report.table1 import table1
-from otafl.result import Result
-from otafl.rundir import explained
+from otafl.result import Result, read_run
+from otafl.rundir import explained, publish
 
 
 @dataclass(frozen=True)
@@ -154,10 +153,7 @@ def _fig5(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
 
 
 def _table1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "table1.md"
-    path.write_text(table1() + "\n", encoding="utf-8")
-    return [path]
+    return [publish(folder / "table1.md", f"{table1()}\n".encode())]
 
 
 def _ablation(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
@@ -225,10 +221,7 @@ def _claims(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pa
     gammas = {float(need.label): read(need) for need in needs if need.label[0].isdigit()}
     chosen = "hyper-parameters chosen on the validation set by one rule for all methods"
     note = f"Runs: {conditions(results.values())}; {chosen}."
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "claims.md"
-    path.write_text(as_markdown(claims(results, gammas), note), encoding="utf-8")
-    return [path]
+    return [publish(folder / "claims.md", as_markdown(claims(results, gammas), note).encode())]
 
 
 def _data(results: Any) -> str:

@@ -9,16 +9,19 @@ Knows: cases, run directories.
 Does not know: who carries runs out.
 """
 
+import contextlib
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from otafl.errors import RunDirectoryError
 from otafl.experiments.sweep import Case, Sweep
-from otafl.rundir import explained, put
+from otafl.result import read_run
+from otafl.rundir import explained, locked, put
 
 COLUMNS = ("status", "test_accuracy", "test_loss", "validation_accuracy", "num_active", "wall_s", "directory", "error")
 
@@ -34,8 +37,9 @@ class Study:
         """The run directory of a case."""
         return self.folder / "runs" / case.folder
 
-    def prepare(self) -> None:
-        """Make the folder, and write what it is for."""
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Make the folder, write what it is for, and keep other processes from working in it meanwhile."""
         index = {
             "name": self.sweep.name,
             "axes": self.sweep.axes,
@@ -43,19 +47,21 @@ class Study:
         }
         with explained(self.folder):
             (self.folder / "runs").mkdir(parents=True, exist_ok=True)
-            put(self.folder / "sweep.json", (json.dumps(index, indent=1) + "\n").encode())
+            lock = locked(self.folder / "sweep.lock", f"{self.folder}: is worked on", "choose another --out")
+        with lock:
+            with explained(self.folder):
+                put(self.folder / "sweep.json", (json.dumps(index, indent=1) + "\n").encode())
+            yield
 
     def summary(self, case: Case) -> Mapping[str, Any] | None:
-        """The summary of a finished run, or None."""
-        path = self.place(case) / "summary.json"
+        """The summary of a finished run, its files verified; None where there is none, or a damaged one."""
         try:
-            summary = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            return read_run(self.place(case)).summary
+        except RunDirectoryError:
             return None
-        return summary if isinstance(summary, dict) and summary.get("status") in ("complete", "failed") else None
 
     def missing(self) -> list[Case]:
-        """Cases that have no finished run."""
+        """Cases that have no finished run; of a damaged one, whoever tries to continue it will say so."""
         return [case for case in self.sweep.cases if self.summary(case) is None]
 
     def write_table(self, errors: Mapping[str, str]) -> Path:

@@ -31,6 +31,7 @@ from typing import Any
 from otafl import registry
 from otafl.config import Config, load_config
 from otafl.errors import ConfigError
+from otafl.identity import name_hash
 
 TOP_LEVEL = ("name", "base", "set", "axes", "override", "tune")
 BASE = "base"
@@ -55,7 +56,7 @@ class Case:
         """Name of its run directory."""
         slug = "-".join(_word(value) for value in self.axes.values()) or self.config.experiment.name
         safe = "".join(c if c.isalnum() or c in "-_.+=" else "_" for c in slug).strip("._-")[:80]
-        return f"{safe}-{self.config.digest[:8]}"
+        return f"{safe}-{name_hash(self.config)}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A worker process: takes runs from its standard input, one JSON line each, and tells on its output how they go.
 
-In:  {"config": a resolved configuration as TOML, "out": run directory, "device": "auto", "threads": 1}
+In:  {"config": a resolved configuration as TOML, "out": run directory, "device": "auto", "threads": 1, "plugins": []}
 Out: {"progress": rounds done}, then {"done": status} or {"error": line} or {"stopped": round}
 
 It dies with its parent (after a checkpoint), so that nobody has to look for it.
@@ -46,9 +46,9 @@ def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
     import torch
 
     from otafl.config import Config
-    from otafl.errors import OtaflError, RunBusyError
+    from otafl.errors import OtaflError, RunBusyError, is_out_of_memory
     from otafl.fold import Interrupted, run
-    from otafl.registry import in_a_line
+    from otafl.registry import in_a_line, load_plugin
 
     if task.get("threads"):
         torch.set_num_threads(task["threads"])
@@ -63,6 +63,8 @@ def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
 
     patience = time.monotonic() + BUSY_PATIENCE_S
     try:
+        for file in task.get("plugins", ()):
+            load_plugin(file)
         while True:
             try:
                 config = Config.from_toml(task["config"])
@@ -76,14 +78,12 @@ def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
         return {"stopped": stop.round}
     except OtaflError as error:
         return {"error": str(error)}
-    except (MemoryError, torch.OutOfMemoryError):
-        return {"error": "not enough memory; give it fewer seeds or devices, or run fewer at once (--workers)"}
-    except Exception as error:  # a bug: the other runs go on, and the log has the place
+    except Exception as error:
+        if is_out_of_memory(error):
+            return {"error": "not enough memory; give it fewer seeds or devices, or run fewer at once (--workers)"}
         import traceback
 
-        traceback.print_exc()
-        if isinstance(error, RuntimeError) and "allocate" in str(error):
-            return {"error": "not enough memory; give it fewer seeds or devices, or run fewer at once (--workers)"}
+        traceback.print_exc()  # a bug: the other runs go on, and the log has the place
         return {"error": f"{in_a_line(error)} (a bug: the traceback is in workers.log)"}
 
 

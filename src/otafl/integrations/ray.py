@@ -21,6 +21,7 @@ from otafl.errors import ConfigError, OtaflError
 from otafl.experiments.local import Board, Stopped, caught_signals
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import Case
+from otafl.registry import plugin_files
 from otafl.rundir import explained, put
 
 RETRIES = 3
@@ -51,6 +52,11 @@ def carry_out(
         raise ConfigError(
             f"--address {address}: no Ray cluster answers there ({str(error).splitlines()[0]})"
         ) from error
+    try:
+        _check_resources(ray.nodes(), cpus, gpus)  # type: ignore[no-untyped-call]
+    except OtaflError:
+        ray.shutdown()
+        raise
     token = f"{uuid.uuid4()}"
     (study.folder / TOKEN).write_text(token)
     news: Any = ray.remote(num_cpus=0)(_News).remote()
@@ -62,7 +68,8 @@ def carry_out(
                 text = case.config.to_toml()
                 place = str(study.place(case).resolve())
                 sight = (str((study.folder / TOKEN).resolve()), token)
-                waiting[task.remote(text, place, sight, device, max(1, int(cpus)), case.label, news)] = case
+                job = {"config": text, "device": device, "threads": max(1, int(cpus)), "plugins": plugin_files()}
+                waiting[task.remote(job, place, sight, case.label, news)] = case
             while waiting and not stop:
                 done, _ = ray.wait(list(waiting), timeout=POLL_S)
                 for reference in done:
@@ -80,6 +87,19 @@ def carry_out(
     finally:
         (study.folder / TOKEN).unlink(missing_ok=True)
         ray.shutdown()
+
+
+def _check_resources(nodes: list[dict[str, Any]], cpus: float, gpus: float) -> None:
+    """Refuse what no node has: Ray itself would wait for ever."""
+    for resource, wanted, option in (("CPU", cpus, "--cpus"), ("GPU", gpus, "--gpus")):
+        most = max((node["Resources"].get(resource, 0.0) for node in nodes if node["Alive"]), default=0.0)
+        if wanted > most:
+            raise ConfigError(f"{option} {wanted:g}: no node of the cluster has more than {most:g} {resource}s")
+    if not any(
+        node["Alive"] and node["Resources"].get("CPU", 0) >= cpus and node["Resources"].get("GPU", 0) >= gpus
+        for node in nodes
+    ):
+        raise ConfigError(f"--cpus {cpus:g} --gpus {gpus:g}: no single node of the cluster has both")
 
 
 def _check_address(address: str | None) -> None:
@@ -124,9 +144,7 @@ class _News:
         return self._rounds
 
 
-def _task(
-    config: str, place: str, sight: tuple[str, str], device: str, threads: int, label: str, news: Any
-) -> dict[str, Any]:
+def _task(job: dict[str, Any], place: str, sight: tuple[str, str], label: str, news: Any) -> dict[str, Any]:
     """What a node does: one run."""
     from otafl.experiments.worker import carry_out as run_one
 
@@ -138,7 +156,7 @@ def _task(
     shared = path.exists() and path.read_text() == token
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(place) if shared else Path(scratch) / "run"
-        report = run_one({"config": config, "out": str(out), "device": device, "threads": threads}, tell)
+        report = run_one({**job, "out": str(out)}, tell)
         if not shared and "done" in report:
             report["files"] = {name: (out / name).read_bytes() for name in RETURNED if (out / name).exists()}
     return report

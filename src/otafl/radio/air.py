@@ -30,6 +30,10 @@ class Signal(Protocol):
         """Σ_i weights_i · vector_i over the devices `who`, [S, P]."""
         ...
 
+    def measured_norms(self, who: Tensor) -> Tensor:
+        """`norms`, measured now."""
+        ...
+
     def dense(self) -> Tensor:
         """All vectors, [S, M, P]; for radios that change single values."""
         ...
@@ -109,7 +113,7 @@ class Air:
         self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
     ) -> tuple[Tensor, Tensor]:
         """The in-phase part of Σ h_i x̂_i [S, P], and each device's energy [S, M]."""
-        energy_j = tx_scale.abs().square() * signal.norms(who).square()
+        energy_j = tx_scale.abs().square() * signal.measured_norms(who).square()
         return signal.superpose((coeff * tx_scale).real, who), energy_j
 
 
@@ -144,11 +148,10 @@ class EnergyGuard:
     def note(self, t: int | Tensor, energy_j: Tensor, alive: Tensor) -> Tensor:
         """Remember the energies [S, M] spent in round t; returns each seed's largest ratio [S].
 
-        An energy that is not finite is a violation, unless the seed's model is not finite either: that seed (not
-        `alive` [S]) has diverged, which is reported as such.
+        An energy that is not finite is a violation, unless the seed's model has exploded: that seed (not `alive` [S])
+        has diverged, which is reported as such. A finite energy counts in any case.
         """
-        energy_j = torch.where(energy_j.isfinite(), energy_j, torch.inf)
-        energy_j = torch.where(alive[:, None], energy_j, 0.0)
+        energy_j = torch.where(energy_j.isfinite(), energy_j, torch.where(alive[:, None], torch.inf, 0.0))
         largest = (energy_j / self._limit_j).max(dim=-1)
         worse = largest.values > self._ratio
         self._ratio.copy_(torch.where(worse, largest.values, self._ratio))

@@ -162,7 +162,7 @@ class ImperfectAir(Air):
         self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
     ) -> tuple[Tensor, Tensor]:
         kind = self.imperfect
-        energy_j = tx_scale.abs().square() * signal.norms(who).square()
+        energy_j = tx_scale.abs().square() * signal.measured_norms(who).square()
         sums = []
         dense = signal.dense()
         for s, seed in enumerate(self.seeds):

@@ -67,14 +67,16 @@ def _over_gamma(gammas: Mapping[float, Result]) -> list[tuple[str, str, str, str
     """The claims on figure 3; a γ at which a seed diverged counts as lower than any other."""
     means = {gamma: estimate(last_accuracy(result)).mean for gamma, result in sorted(gammas.items())}
     order = list(means)
-    shape = ", ".join(f"{gamma:g} diverged" if np.isnan(m) else f"{m:.1f} at {gamma:g}" for gamma, m in means.items())
-    finite = [gamma for gamma in order if not np.isnan(means[gamma])]
+    shape = ", ".join(
+        f"{gamma:g} diverged" if gammas[gamma].diverged else f"{m:.1f} at {gamma:g}" for gamma, m in means.items()
+    )
+    finite = [gamma for gamma in order if not gammas[gamma].diverged]
     if not finite:
         return [("Accuracy over γ is an inverted U", "inverted U", shape, OPEN)]
     best = max(finite, key=lambda gamma: means[gamma])
 
     def beats(other: float) -> str:
-        return HOLDS if np.isnan(means[other]) else above(paired_difference(gammas[best], gammas[other]), 0.0)
+        return HOLDS if gammas[other].diverged else above(paired_difference(gammas[best], gammas[other]), 0.0)
 
     neighbours = [order[k] for k in (order.index(best) - 1, order.index(best) + 1) if 0 <= k < len(order)]
     if len(neighbours) == 1:  # the best of all is at an end

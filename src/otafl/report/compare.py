@@ -10,8 +10,8 @@ import numpy as np
 
 from otafl.errors import OtaflError
 from otafl.report.statistics import (
-    Estimate,
     estimate,
+    final_accuracy,
     last_accuracy,
     mean_accuracy,
     paired_difference,
@@ -36,25 +36,33 @@ def comparison(results: Mapping[str, Result], level: float | None = None) -> str
         raise OtaflError("compare needs runs that record test accuracy; regression problems have none")
     last = {name: estimate(last_accuracy(result)) for name, result in results.items()}
     if level is None:
-        level = float(np.floor(0.95 * np.nanmedian([value.mean for value in last.values()])))
-    width = max(len("method"), *map(len, results))
-    lines = [
-        f"{'':<{width}}  {'test accuracy (%)':<30} {'mean over all':>14} {'rounds to':>16}",
-        f"{'method':<{width}}  {'mean ± std':<15}{'95 % interval':<15} {'rounds (%)':>14} {f'reach {level:g} %':>16}",
+        level = float(np.floor(0.95 * np.median([value.mean for value in last.values()])))
+    rows = [
+        ("", "test accuracy (%)", "", "", "", "mean over", "rounds to", "failed"),
+        ("method", "last model", "mean ± std", "95 % interval", "of", "all rounds", f"reach {level:g} %", "seeds"),
     ]
     for name, result in results.items():
-        value, area = last[name], mean_accuracy(result)
-        low, high = value.mean - value.half_width, value.mean + value.half_width
-        interval = f"{low:.2f} … {high:.2f}" if value.num_seeds > 1 else "one seed"
-        lines.append(
-            f"{name:<{width}}  {value!s:<15}{interval:<15} {float(np.nanmean(area)):>14.2f} "
-            f"{_reach(rounds_to_reach(result, level)):>16}"
+        value = last[name]
+        rows.append(
+            (
+                name,
+                str(estimate(final_accuracy(result))),
+                str(value),
+                f"{value.low:.2f} … {value.high:.2f}" if value.num_seeds > 1 else "one seed",
+                result.summary["averaged_over"],
+                f"{float(mean_accuracy(result).mean()):.2f}",
+                _reach(rounds_to_reach(result, level)),
+                f"{len(result.diverged)} of {len(result.config.experiment.seeds)}",
+            )
         )
-    rounds = {result.summary["averaged_over"] for result in results.values()}
-    lines += ["", f"accuracy: mean over {' / '.join(sorted(rounds))}, then over seeds; std and interval between seeds"]
-    diverged = [name for name, result in results.items() if result.diverged]
-    if diverged:
-        lines.append(f"seeds diverged in {', '.join(diverged)}: they count as missing")
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += ["", "std and interval between seeds; a failed seed counts with 0 %"]
+    devices = dict.fromkeys(str(result.summary["device"]) for result in results.values())
+    if len(devices) > 1:
+        lines.append(f"runs were made on {' and on '.join(devices)}: equal runs would differ in their last digits")
+    for name, result in results.items():
+        lines += [f"{name}: {note}" for note in result.notes]
     (base, reference), *others = results.items()
     for name, result in others:
         lines.append(_sentence(name, result, base, reference))
@@ -75,12 +83,4 @@ def _sentence(name: str, result: Result, base: str, reference: Result) -> str:
         return f"{name} and {base}: other seeds, so differences are not paired"
     if not same_world(result, reference):
         return f"{name} and {base}: not the same world, so a seed is not the same draw for both; no paired difference"
-    gap = paired_difference(result, reference)
-    whole = ~np.isnan(last_accuracy(result) - last_accuracy(reference))
-    if not whole.all():
-        gap = (
-            estimate((last_accuracy(result) - last_accuracy(reference))[whole])
-            if whole.any()
-            else Estimate(np.nan, np.nan, np.nan, 0)
-        )
-    return verdict(name, base, gap)
+    return verdict(name, base, paired_difference(result, reference))

@@ -5,6 +5,7 @@ Does not know: how results came about.
 """
 
 import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from otafl.errors import OtaflError
 from otafl.report.statistics import error_bar, error_bar_text, estimate, last_accuracy
 from otafl.result import Result
+from otafl.rundir import publish
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,18 +86,18 @@ def drawing(
 
 def save(figure: "Figure", path: Path) -> Path:
     """Write a figure as PNG and PDF; returns the PNG's path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
-    figure.savefig(path.with_suffix(".png"), dpi=200)
+    for suffix, keys in ((".pdf", {"metadata": {"CreationDate": None}}), (".png", {"dpi": 200})):
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=suffix[1:], **keys)
+        publish(path.with_suffix(suffix), drawn.getvalue())
     return path.with_suffix(".png")
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
     """The numbers behind a figure, beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path.with_suffix(".csv"), "w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
-    return path.with_suffix(".csv")
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return publish(path.with_suffix(".csv"), text.getvalue().encode())
 
 
 def accuracy_over_rounds(
@@ -116,16 +118,17 @@ def accuracy_over_rounds(
             known = STYLES.get(method) if method not in drawn else None
             drawn.add(method)
             colour, line = (styles or {}).get(name) or known or next(spare, ("#999999", ":"))
-            accuracy = 100 * result.metrics["test_accuracy"]
-            mean = np.nanmean(accuracy, axis=0)
-            std = np.nanstd(accuracy, axis=0, ddof=1) if len(accuracy) > 1 else np.full_like(mean, np.nan)
+            accuracy = 100 * np.nan_to_num(result.metrics["test_accuracy"])  # a seed that failed counts with 0
+            mean = accuracy.mean(axis=0)
+            std = accuracy.std(axis=0, ddof=1) if len(accuracy) > 1 else np.full_like(mean, np.nan)
             rows += [(name, int(r), f"{m:.4f}", f"{d:.4f}") for r, m, d in zip(result.rounds, mean, std, strict=True)]
             settled = result.rounds >= result.rounds[-1] / 20
             lowest = min(lowest, float(mean[settled].min()))
             axes.plot(result.rounds, mean, line, color=colour, linewidth=1.8)
             if len(accuracy) > 1:
                 axes.fill_between(result.rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
-            ends.append((float(mean[-1]), LABELS.get(name, name), colour))
+            failed = f" ({len(result.diverged)} of {len(accuracy)} failed)" if result.diverged else ""
+            ends.append((float(mean[-1]), LABELS.get(name, name) + failed, colour))
         if bottom is None:
             bottom = max(0.0, 10 * np.floor(lowest / 10) - 10)  # the first rounds may start below the frame
         axes.set_ylim(bottom, 100)

@@ -17,7 +17,7 @@ import numpy as np
 from otafl.errors import ConfigError
 from otafl.report.figures import SPARE_STYLES, STYLES
 from otafl.report.runs import differences
-from otafl.report.statistics import estimate, last_accuracy, paired_difference, verdict
+from otafl.report.statistics import estimate, final_accuracy, last_accuracy, paired_difference, verdict
 from otafl.result import Result
 from otafl.simulation import Simulation
 
@@ -79,6 +79,8 @@ def _curves(result: Result) -> dict[str, Any]:
         if name not in result.metrics or np.isnan(result.metrics[name]).all():
             continue
         values = factor * result.metrics[name][:, keep]
+        if name == "test_accuracy":
+            values = np.nan_to_num(values)  # a seed that failed counts with 0
         blank = np.asarray(np.isnan(values).all(0))
         safe = np.where(blank, 0.0, values)
         mean = np.nanmean(safe, axis=0)
@@ -146,13 +148,16 @@ def _summary(result: Result) -> dict[str, Any]:
     shown["environment"] = f"{versions}; commit {summary['commit']}" if summary.get("commit") else versions
     if "test_accuracy" in result.metrics:
         value = estimate(last_accuracy(result))
-        shown["accuracy"] = "–" if np.isnan(value.mean) else f"{value} %"
-        if value.num_seeds > 1 and not np.isnan(value.mean):
-            shown["interval"] = f"{value.mean - value.half_width:.2f} … {value.mean + value.half_width:.2f} %"
+        shown["accuracy"] = f"{value} %"
+        if value.num_seeds > 1:
+            shown["interval"] = f"{value.low:.2f} … {value.high:.2f} %"
+        shown["final"] = f"{estimate(final_accuracy(result))} %"
         shown["averaged"] = summary["averaged_over"]
     shown["seeds"] = ", ".join(map(str, result.config.experiment.seeds))
     shown["active"] = f"{summary['num_active']:.2f}" if "num_active" in summary else "–"
-    shown["diverged"] = ", ".join(f"seed {seed} after round {r}" for seed, r in result.diverged.items())
+    failed = ", ".join(f"seed {seed} after round {r}" for seed, r in result.diverged.items())
+    shown["diverged"] = f"{failed} (counted with 0 %)" if failed else ""
+    shown["notes"] = "; ".join(result.notes)
     return shown
 
 

@@ -49,8 +49,9 @@ class Chosen:
     @property
     def gap(self) -> Estimate:
         """Test accuracy of the adaptive γ minus that of the best fixed one, by seed, of the seeds that no run lost."""
-        difference = last_accuracy(self.adaptive) - last_accuracy(self.fixed[self.best])
-        return estimate(difference[np.isfinite(difference)])
+        fixed = self.fixed[self.best]
+        difference = last_accuracy(self.adaptive) - last_accuracy(fixed)
+        return estimate(difference[_alive(self.adaptive) & _alive(fixed)])
 
     @property
     def found(self) -> float:
@@ -72,10 +73,14 @@ def _validated(result: Result) -> float:
     return float(values[np.isfinite(values)].mean()) if np.isfinite(values).any() else -math.inf
 
 
+def _alive(result: Result) -> NDArray[np.bool_]:
+    """Seeds that did not fail, [S]."""
+    return np.array([seed not in result.diverged for seed in result.config.experiment.seeds])
+
+
 def _survivors(result: Result) -> Estimate:
-    """Last accuracy of the seeds that did not diverge."""
-    values = last_accuracy(result)
-    return estimate(values[np.isfinite(values)])
+    """Last accuracy of the seeds that did not fail; how many did stands beside it."""
+    return estimate(last_accuracy(result)[_alive(result)])
 
 
 def adaptive_table(rows: Sequence[Chosen], note: str) -> str:

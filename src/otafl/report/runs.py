@@ -8,27 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from otafl.config import Config, load_config
+from otafl.config import Config
 from otafl.errors import OtaflError, RunDirectoryError
-from otafl.result import Result, load_result
-from otafl.rundir import RunDirectory
 
 RARELY_TOLD = {"experiment.name", "experiment.seeds", "experiment.checkpoint_s", "training.engine"}
-
-
-def read_run(path: str | Path) -> Result:
-    """The result of a finished run."""
-    path = Path(path)
-    if not (path / "config.toml").exists():
-        raise RunDirectoryError(f"{path}: is not a run directory (no config.toml)")
-    config = load_config(path / "config.toml")
-    with RunDirectory.open(path, config) as directory:
-        summary = directory.finished()
-        if summary is None:
-            raise RunDirectoryError(
-                f"{path}: has not finished; continue it with 'otafl run {path}/config.toml --out {path}'"
-            )
-        return load_result(config, directory, summary)
 
 
 def expand(paths: Iterable[str | Path]) -> list[Path]:

@@ -1,5 +1,7 @@
 """Numbers with their uncertainty, over seeds.
 
+A seed that failed (its model exploded, or its loss was not finite) is not left out: it counts with an accuracy of 0.
+
 Knows: results of several seeds.
 Does not know: files, figures.
 """
@@ -20,6 +22,16 @@ class Estimate(NamedTuple):
     std: float
     half_width: float
     num_seeds: int
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval."""
+        return self.mean + self.half_width
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} ± {self.std:.2f}" if self.num_seeds > 1 else f"{self.mean:.2f}"
@@ -50,12 +62,22 @@ def error_bar_text(num_seeds: int) -> str:
 
 
 def last_accuracy(result: Result) -> NDArray[np.float64]:
-    """Per seed, the mean test accuracy in percent over the recorded rounds r > T − 50; NaN where it diverged."""
-    late = result.rounds > first_averaged(result.config)
-    if not late.any():  # every seed diverged before
-        return np.full(len(result.config.experiment.seeds), np.nan)
-    accuracy: NDArray[np.float64] = 100 * result.metrics["test_accuracy"][:, late].mean(axis=1)
-    return accuracy
+    """Per seed, the mean test accuracy in percent over the recorded rounds r > T − 50; 0 where the seed failed."""
+    late = np.flatnonzero(result.rounds > first_averaged(result.config))
+    return _accuracy(result, late)
+
+
+def final_accuracy(result: Result) -> NDArray[np.float64]:
+    """Per seed, the test accuracy in percent of the last model; 0 where the seed failed."""
+    return _accuracy(result, np.flatnonzero(result.rounds == result.config.experiment.rounds))
+
+
+def _accuracy(result: Result, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    values = np.zeros(len(result.config.experiment.seeds))
+    for s, seed in enumerate(result.config.experiment.seeds):
+        if seed not in result.diverged:
+            values[s] = 100 * result.metrics["test_accuracy"][s, rows].mean()
+    return values
 
 
 def paired_difference(one: Result, other: Result) -> Estimate:
@@ -66,16 +88,20 @@ def paired_difference(one: Result, other: Result) -> Estimate:
 
 
 def rounds_to_reach(result: Result, level: float) -> NDArray[np.float64]:
-    """Per seed, the first recorded round whose test accuracy in percent is at least `level`; NaN where none is."""
-    reached = 100 * result.metrics["test_accuracy"] >= level
+    """Per seed, the first recorded round whose test accuracy in percent is at least `level`; NaN where none is.
+
+    A seed that failed does not reach anything.
+    """
+    alive = np.array([seed not in result.diverged for seed in result.config.experiment.seeds])
+    reached = (100 * result.metrics["test_accuracy"] >= level) & alive[:, None]
     first = np.where(reached.any(1), result.rounds[reached.argmax(1)], np.nan)
     return np.asarray(first, dtype=np.float64)
 
 
 def mean_accuracy(result: Result) -> NDArray[np.float64]:
-    """Per seed, the area under the curve of test accuracy in percent over rounds, divided by the rounds."""
-    accuracy = 100 * result.metrics["test_accuracy"]
-    return np.asarray(np.trapezoid(accuracy, result.rounds, axis=1) / result.rounds[-1])
+    """Per seed, the area under the curve of test accuracy in percent over all rounds; 0 from where a seed failed."""
+    accuracy = np.nan_to_num(100 * result.metrics["test_accuracy"])
+    return np.asarray(np.trapezoid(accuracy, result.rounds, axis=1) / result.config.experiment.rounds)
 
 
 def verdict(one: str, other: str, gap: Estimate) -> str:
