@@ -14,14 +14,14 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 # data flows down: a room imports only from rooms above it (and from its own)
 ROOMS = [
     ["errors", "_version"],
-    ["units", "registry", "random"],
+    ["units", "registry", "random", "disk"],
     ["world", "presets"],
     ["power"],
     ["radio"],
     ["engine"],
     ["algorithms"],
     ["config"],
-    ["metrics"],
+    ["metrics", "memory"],
     ["simulation", "rundir"],
     ["rounds", "identity"],
     ["result"],

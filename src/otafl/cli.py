@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -83,7 +84,9 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="otafl: %(message)s")
     logging.raiseExceptions = False  # a message that cannot be shown is no reason to stop
     try:
-        status = app(standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: what comes of it is checked, and said in a line
+            status = app(standalone_mode=False)
         sys.stdout.flush()
     except OtaflError as error:
         _fail(str(error), error.exit_status)

@@ -14,6 +14,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -23,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
 from otafl import registry
+from otafl.disk import content_of
 from otafl.errors import ConfigError, PluginError
 from otafl.presets import PRESETS, Layer
 from otafl.radio.imperfect import Imperfections
@@ -32,6 +34,8 @@ from otafl.world.placement import Cell
 
 Record = Literal["server", "mean", "consensus", "gradient", "validation"]
 MOST_SEEDS = 1000
+LARGEST, SMALLEST = 1e30, 1e-100  # sizes of numbers: with others, the library's own formulas would leave float64
+DEEPEST = 8  # lists within lists
 PAPER_PARAMS = 814_090  # d of the paper's network, for which its γ was chosen
 
 
@@ -129,7 +133,11 @@ class Config:
     @staticmethod
     def from_toml(text: str) -> "Config":
         """The configuration that `to_toml` wrote."""
-        return resolve(tomllib.loads(text), {}, keep_fitting=True)
+        try:
+            content = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"not valid TOML: {error}") from error
+        return resolve(content, {}, keep_fitting=True)
 
     @property
     def digest(self) -> str:
@@ -208,17 +216,22 @@ def num_params(config: Config) -> int:
 
 @functools.lru_cache
 def _num_params(data: Choice, model: Choice, num_devices: int) -> int:
-    from otafl.engine.models import builder, seeded_build  # torch is needed only here
-    from otafl.world.data import load_dataset
+    from otafl.engine.models import TaskShape, seeded_build, without_storage  # torch is needed only here
+    from otafl.world.data import Sizes, load_dataset, sizes_of
 
-    dataset = load_dataset(data.name, data.spec, num_devices)
-    module = seeded_build(builder(model.name, model.spec, dataset), 0)
+    sizes = sizes_of(data.spec, num_devices) or Sizes.of(load_dataset(data.name, data.spec, num_devices))
+    shape = TaskShape(sizes.features, sizes.classes, sizes.image_shape)
+    own = model.spec.__class__.__module__.startswith("otafl.")
+    with without_storage() if own else nullcontext():
+        module = seeded_build(
+            lambda: registry.guarded(f"model {model.name}: build", model.spec, lambda: model.spec.build(shape)), 0
+        )
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _read_toml(path: Path) -> Layer:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(content_of(path).decode())
     except FileNotFoundError as error:
         known = registry.nearest(str(path), PRESETS)
         raise ConfigError(f"{path}: no such file or preset{known}; presets are {', '.join(PRESETS)}") from error
@@ -361,8 +374,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
             raise ConfigError(
                 f"{section}.{key}: unknown key{registry.nearest(key, allowed)}; [{section}] has {', '.join(allowed)}"
             )
-        if not _finite(value) and (section, key) not in MAY_BE_INFINITE:
-            raise ConfigError(f"{section}.{key} = {as_toml(value)}: must be a finite number")
+        _check_numbers(section, key, value, is_plugin=cls.__module__.partition(".")[0] != "otafl")
         try:
             values[key] = TypeAdapter(types[key]).validate_python(_tuples(value), strict=True)
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
@@ -386,10 +398,22 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
     return spec
 
 
-def _finite(value: Any) -> bool:
+def _check_numbers(section: str, key: str, value: Any, is_plugin: bool, depth: int = 0) -> None:
+    """Refuse numbers that nobody means, and lists within lists without end."""
     if isinstance(value, list | tuple):
-        return all(map(_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
+        if depth == DEEPEST:
+            raise ConfigError(f"{section}.{key}: has lists within lists, more than {DEEPEST} deep")
+        for item in value:
+            _check_numbers(section, key, item, is_plugin, depth + 1)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{section}.{key}: is a whole number of more than 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        if (section, key) not in MAY_BE_INFINITE:
+            raise ConfigError(f"{section}.{key} = {as_toml(value)}: must be a finite number")
+    elif isinstance(value, float) and value and not is_plugin and not SMALLEST <= abs(value) <= LARGEST:
+        raise ConfigError(
+            f"{section}.{key} = {value:g}: cannot be computed with; give a size of {SMALLEST:g} to {LARGEST:g}, or 0"
+        )
 
 
 def _tuples(value: Any) -> Any:

@@ -79,6 +79,8 @@ def run(
         raise ConfigError(
             f"run() takes a Config, a preset's name or the path of a TOML file, not a {type(config).__name__}"
         )
+    if not isinstance(out, str | Path | None):
+        raise ConfigError(f"run(out=...) takes the path of a directory, not a {type(out).__name__}")
     if not isinstance(config, Config):
         config = load_config(config)
     compute = choose_device(device)
@@ -138,14 +140,15 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     checkpoint = directory.load_checkpoint() if directory is not None else None
     if checkpoint is None or not checkpoint.metrics:  # row 0 is written with the first row after it
         recorder.add(0, on_host(_columns(sim, state, ledger, 0)), [True] * len(sim.seeds))
+    made_with = {**versions(), "device": describe_device(sim.device)}
+    continued = () if checkpoint is None else _changes(checkpoint, made_with)
     if checkpoint is not None:
         first, earlier_s = checkpoint.round, checkpoint.elapsed_s
         state = _restore(state, checkpoint.tensors, sim.device)
         ledger = Ledger.from_tensors(_part(checkpoint.tensors, "ledger", sim.device))
         if checkpoint.metrics:
             recorder.restore(checkpoint.metrics)
-    made_with = {**versions(), "device": describe_device(sim.device)}
-    continued = _changes(checkpoint, made_with) if checkpoint is not None else ()
+        checkpoint.tensors.clear()  # their memory is wanted again
     rounds = Rounds(sim, state, ledger)
     started = last_saved = time.monotonic()
     if directory is not None:

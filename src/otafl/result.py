@@ -25,10 +25,11 @@ from torch import Tensor
 
 from otafl._version import __version__
 from otafl.config import Config, digest_of, load_config
+from otafl.disk import content_of, readable
 from otafl.errors import ConfigError, RunDirectoryError
 from otafl.metrics import COLUMNS, EXPLODED, INTEGER_COLUMNS, Ledger, Rows
 from otafl.registry import in_a_line
-from otafl.rundir import RunDirectory, content_of, stored_summary
+from otafl.rundir import RunDirectory, stored_summary
 from otafl.simulation import Simulation
 
 LAST_ROUNDS = 50  # the paper's
@@ -228,13 +229,15 @@ def averaged_over(config: Config) -> str:
 
 def _cause(config: Config) -> str:
     """What most likely made a model diverge."""
-    advice = f"training.lr = {config.training.lr:g} is too large"
+    causes = [f"training.lr = {config.training.lr:g} is too large"]
     gamma, anchors = (getattr(config.algorithm.spec, key, None) for key in ("gamma", "anchors"))
     if anchors in ("common", "none") and config.radio.noise_var_j > 0:
-        advice += f', or algorithm.anchors = "{anchors}" lets receiver noise grow from round to round'
+        causes.append(f'algorithm.anchors = "{anchors}" lets receiver noise grow from round to round')
     elif isinstance(gamma, float) and config.radio.noise_var_j > 0:
-        advice += f", or algorithm.gamma = {gamma:g} lets too much receiver noise in"
-    return advice
+        causes.append(f"algorithm.gamma = {gamma:g} lets too much receiver noise in")
+    if not config.imperfect.none:
+        causes.append("[imperfect] disturbs too much")
+    return ", or ".join(causes)
 
 
 def describe_device(device: torch.device) -> str:
@@ -304,9 +307,10 @@ def read_run(path: str | Path) -> Result:
     """The result of a finished run directory, its files verified; nothing is written, and no lock is taken."""
     path = Path(path)
     file = path / "config.toml"
-    if not file.exists():
-        raise RunDirectoryError(f"{path}: is not a run directory (no config.toml)")
-    summary = stored_summary(path)
+    with readable(path):
+        if not file.exists():
+            raise RunDirectoryError(f"{path}: is not a run directory (no config.toml)")
+        summary = stored_summary(path)
     if summary is None or summary["status"] == "running":
         raise RunDirectoryError(
             f"{path}: has not finished; continue it with 'otafl run {path}/config.toml --out {path}'"

@@ -17,15 +17,11 @@ Does not know: what the numbers mean.
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import math
 import os
-import re
 import shutil
-import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,7 +34,8 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from otafl.config import Config, digest_of
-from otafl.errors import OtaflError, RunBusyError, RunDirectoryError
+from otafl.disk import content_of, explained, locked, no_links, put, sha256, sync, write
+from otafl.errors import OtaflError, RunDirectoryError
 
 CHECKPOINT_FORMAT = 1
 KEPT_CHECKPOINTS = 2
@@ -179,7 +176,7 @@ class RunDirectory:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Seal the files and write the last summary, then drop what only a resume would need."""
         with explained(self.path):
-            digests = {name: _sha256(self.path / name) for name in SEALED}
+            digests = {name: sha256(self.path / name) for name in SEALED}
         whole = _without_nan({**summary, "sources": self._sources, "sha256": digests})
         self.write("summary.json", json.dumps(_sealed(whole), indent=2, allow_nan=False) + "\n")
         shutil.rmtree(self.path / "checkpoint", ignore_errors=True)
@@ -196,8 +193,8 @@ class RunDirectory:
         temporary.mkdir(parents=True)
         try:
             save_file(checkpoint.tensors, temporary / "state.safetensors")
-            _sync(temporary / "state.safetensors")
-            _write(temporary / "metrics.csv", checkpoint.metrics.encode())
+            sync(temporary / "state.safetensors")
+            write(temporary / "metrics.csv", checkpoint.metrics.encode())
             header: dict[str, Any] = {
                 "format": CHECKPOINT_FORMAT,
                 "config": self._config.digest,
@@ -206,9 +203,9 @@ class RunDirectory:
                 "elapsed_s": checkpoint.elapsed_s,
                 "made_with": dict(checkpoint.made_with),
                 "continued": list(checkpoint.continued),
-                "sha256": {name: _sha256(temporary / name) for name in ("state.safetensors", "metrics.csv")},
+                "sha256": {name: sha256(temporary / name) for name in ("state.safetensors", "metrics.csv")},
             }
-            _write(temporary / "checkpoint.json", json.dumps(_sealed(header), indent=2).encode())
+            write(temporary / "checkpoint.json", json.dumps(_sealed(header), indent=2).encode())
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -257,7 +254,7 @@ class RunDirectory:
             )
         self._check_sources(header.get("sources"))
         for name, digest in header["sha256"].items():
-            if _sha256(folder / name) != digest:
+            if sha256(folder / name) != digest:
                 raise ValueError(f"{name} does not match its checksum")
         tensors = {name: value.clone() for name, value in load_file(folder / "state.safetensors").items()}
         metrics = (folder / "metrics.csv").read_text(encoding="utf-8")
@@ -303,27 +300,11 @@ def _first_damaged(path: Path, summary: dict[str, Any]) -> str | None:
         return "summary.json"
     for name, digest in digests.items():
         try:
-            if _sha256(path / name) != digest:
+            if sha256(path / name) != digest:
                 return str(name)
         except OSError:
             return str(name)
     return None
-
-
-def locked(path: Path, taken: str, advice: str) -> IO[str]:
-    """An open file that this process alone has locked; its content is the process's number."""
-    file = open(path, "a+", encoding="utf-8", opener=no_links)  # noqa: SIM115 - held as long as the caller keeps it
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        owner = file.read(20).strip() or "?"
-        file.close()
-        raise RunBusyError(f"{taken} by process {owner}; wait for it or {advice}") from error
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
 
 
 def publish(path: Path, content: bytes) -> Path:
@@ -338,26 +319,6 @@ def publish(path: Path, content: bytes) -> Path:
     return path
 
 
-def no_links(path: str, flags: int) -> int:
-    """Opens a regular file, but never through a symbolic link."""
-    return _regular(path, flags | os.O_NOFOLLOW)
-
-
-def _regular(path: str, flags: int) -> int:
-    """Opens a regular file; anything else, a pipe that nobody writes to for instance, is refused at once."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is not a regular file")
-    return descriptor
-
-
-def content_of(path: Path) -> bytes:
-    """The content of a regular file."""
-    with open(path, "rb", opener=_regular) as file:
-        return file.read()
-
-
 def _checkpoint_folders(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
     if not folder.is_dir():
@@ -368,34 +329,6 @@ def _checkpoint_folders(folder: Path) -> list[Path]:
 def _sealed(header: dict[str, Any]) -> dict[str, Any]:
     """The header with a checksum of itself."""
     return header | {"seal": hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb", opener=_regular) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb", opener=no_links) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a file beside its place and rename it: it appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        _write(temporary, content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _without_nan(value: Any) -> Any:
@@ -417,26 +350,3 @@ def _difference(stored: str, wanted: str) -> str:
         elif line and line not in new:
             return f"there {section}.{line}"
     return "a key is missing there"
-
-
-@contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one line."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        number = error.errno if isinstance(error, OSError) else _os_error_number(str(error))
-        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise RunDirectoryError(
-                f"{path}: the disk is full; nothing recorded is lost: free some space and run the same command again"
-            ) from error
-        if number == errno.ELOOP:
-            raise RunDirectoryError(f"{path}: has a symbolic link where a file is to be written; remove it") from error
-        reason = os.strerror(number) if number is not None else str(error)
-        raise RunDirectoryError(f"{path}: cannot be written ({reason}); choose another place with --out") from error
-
-
-def _os_error_number(message: str) -> int | None:
-    """The number in '… (os error N)', as safetensors reports what the system refused."""
-    found = re.search(r"os error (\d+)", message)
-    return int(found.group(1)) if found else None

@@ -25,6 +25,7 @@ from otafl.engine.preactivation import PreactivationEngine, suits
 from otafl.engine.rows import Schedule
 from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
 from otafl.errors import ConfigError, OtaflError, PluginError
+from otafl.memory import refuse_too_large
 from otafl.metrics import EXPLODED, RESERVED_COLUMNS
 from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
 from otafl.radio.csi import View
@@ -49,6 +50,7 @@ class Simulation:
         dataset: Dataset | None = None,
     ) -> None:
         """`model` and `noise` stand in for the configuration's; `dataset` is its data, where it is loaded already."""
+        refuse_too_large(config, device, dataset, model)
         self.config, self.device = config, device
         self._extra: set[str] | None = None  # the method's own columns, known after the first round
         self.seeds = config.experiment.seeds

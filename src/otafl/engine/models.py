@@ -4,15 +4,17 @@ Knows: layers, initialisation.
 Does not know: training, devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from otafl.errors import ConfigError, PluginError
 from otafl.registry import guarded
@@ -151,6 +153,22 @@ def seeded_build(build: Callable[[], nn.Module], key: int) -> nn.Module:
         raise PluginError(f"model: build() returned {type(module).__name__}, must be an nn.Module")
     refuse_unsupported(module)
     return module.train()
+
+
+class _NoDraws(TorchFunctionMode):
+    """While inside, nothing is initialised: without storage that means nothing, and is slow to load."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_storage() -> Iterator[None]:
+    """While inside, tensors and modules have shapes and no storage: to know how large they would be."""
+    with torch.device("meta"), _NoDraws():
+        yield
 
 
 def refuse_unsupported(module: nn.Module) -> None:

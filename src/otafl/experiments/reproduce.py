@@ -15,6 +15,7 @@ import numpy as np
 
 from otafl import registry
 from otafl.config import PAPER_PARAMS, load_config
+from otafl.disk import explained
 from otafl.errors import ConfigError
 from otafl.experiments import open_figures, open_problems
 from otafl.experiments.conduct import conduct
@@ -25,7 +26,7 @@ from otafl.radio.link import inversion_threshold
 from otafl.report.statistics import estimate, last_accuracy
 from otafl.report.table1 import table1
 from otafl.result import Result, read_run
-from otafl.rundir import explained, publish
+from otafl.rundir import publish
 
 
 @dataclass(frozen=True)

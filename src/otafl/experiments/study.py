@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from otafl.disk import explained, locked, put
 from otafl.errors import RunDirectoryError
 from otafl.experiments.sweep import Case, Sweep
 from otafl.result import read_run
-from otafl.rundir import explained, locked, put
 
 COLUMNS = ("status", "test_accuracy", "test_loss", "validation_accuracy", "num_active", "wall_s", "directory", "error")
 

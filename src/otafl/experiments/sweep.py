@@ -30,6 +30,7 @@ from typing import Any
 
 from otafl import registry
 from otafl.config import Config, load_config
+from otafl.disk import content_of
 from otafl.errors import ConfigError
 from otafl.identity import name_hash
 
@@ -75,7 +76,7 @@ def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     """Read a sweep file; `overrides` change every run on top of everything else."""
     path = Path(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(content_of(path).decode())
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file; see 'otafl sweep --help' for what a sweep file is") from error
     except OSError as error:
@@ -199,7 +200,7 @@ def _overrides(rules: Any, axes: Mapping[str, list[Any]], where: str) -> list[_O
         if not isinstance(drop, list):
             raise ConfigError(f"{where}: override: drop = {drop!r}: give a list of axes")
         for axis in [*when, *drop]:
-            if axis not in axes:
+            if not isinstance(axis, str) or axis not in axes:
                 raise ConfigError(f"{where}: override: {axis!r} is no axis{registry.nearest(str(axis), axes)}")
         found.append(_Override(when, _flat(rule.get("set", {}), f"{where}: override: set"), tuple(drop)))
     return found

@@ -27,11 +27,11 @@ from typing import Any
 
 from otafl import registry
 from otafl.config import as_toml
+from otafl.disk import explained, put
 from otafl.errors import ConfigError, OtaflError
 from otafl.experiments.conduct import conduct
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import Case, Sweep
-from otafl.rundir import explained, put
 
 DEFAULTS: dict[str, Any] = {
     "over": ["training.lr"],
@@ -81,11 +81,13 @@ def settings(sweep: Sweep, where: str) -> dict[str, Any]:
         if not isinstance(chosen[key], list) or not chosen[key]:
             raise ConfigError(f"{where}: tune.{key} = {chosen[key]!r}: give a list")
     for axis in chosen["over"]:
-        if axis not in sweep.axes:
+        if not isinstance(axis, str) or axis not in sweep.axes:
             raise ConfigError(f"{where}: tune.over: {axis!r} is no axis{registry.nearest(str(axis), sweep.axes)}")
     for key in ("rounds", "trials"):
         if not isinstance(chosen[key], int) or isinstance(chosen[key], bool) or chosen[key] < 1:
             raise ConfigError(f"{where}: tune.{key} = {chosen[key]!r}: must be a whole number above 0")
+    if not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in chosen["seeds"]):
+        raise ConfigError(f"{where}: tune.seeds = {chosen['seeds']!r}: give whole numbers")
     reported = {seed for case in sweep.cases for seed in case.config.experiment.seeds}
     shared = [seed for seed in chosen["seeds"] if seed in reported]
     if shared:
@@ -101,8 +103,13 @@ Axes = tuple[tuple[str, Any], ...]
 
 def _split(case: Case, over: Sequence[str]) -> tuple[Axes, Axes]:
     """A case's axes that are not searched, and those that are."""
-    items = case.axes.items()
+    items = [(axis, _hashable(value)) for axis, value in case.axes.items()]
     return tuple(item for item in items if item[0] not in over), tuple(item for item in items if item[0] in over)
+
+
+def _hashable(value: Any) -> Any:
+    """A value of an axis as one that can be looked up."""
+    return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:

@@ -17,12 +17,12 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from otafl.disk import explained, put
 from otafl.errors import ConfigError, OtaflError
 from otafl.experiments.local import Board, Stopped, caught_signals
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import Case
 from otafl.registry import plugin_files
-from otafl.rundir import explained, put
 
 RETRIES = 3
 POLL_S = 0.5

@@ -165,9 +165,13 @@ class EnergyGuard:
         ratio = float(self._ratio[row])
         if ratio > 1 + ENERGY_TOLERANCE:
             t, device = self._place[row].tolist()
+            where = f"algorithm {self._owner}: seed {self._seeds[row]}, round {t}, device {device}"
+            if ratio == float("inf"):
+                raise EnergyError(
+                    f"{where} sends what has no finite energy; where its update has exploded, lower training.lr"
+                )
             raise EnergyError(
-                f"algorithm {self._owner}: seed {self._seeds[row]}, round {t}, device {device} sent "
-                f"{ratio:.9g} times the energy limit d E_s = {self._limit_j:.4g} J; scale its signal down"
+                f"{where} sent {ratio:.9g} times the energy limit d E_s = {self._limit_j:.4g} J; scale its signal down"
             )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from otafl.errors import ConfigError
 from otafl.radio.air import Air, NoiseSource, Signal
+from otafl.radio.link import MOST_DENSITY_DBM_HZ
 from otafl.random import Streams
 from otafl.units import db_to_linear, dbm_to_watt
 from otafl.world.process import independent
@@ -55,8 +56,8 @@ class Imperfections:
         for name in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude"):
             if math.isnan(getattr(self, name)):
                 raise ConfigError(f"imperfect.{name} = nan: must be a number")
-        if self.interference_dbm_hz == math.inf:
-            raise ConfigError("imperfect.interference_dbm_hz = inf: give a density in dBm/Hz, or -inf for none")
+        if self.interference_dbm_hz > MOST_DENSITY_DBM_HZ:
+            raise ConfigError("imperfect.interference_dbm_hz: give a density in dBm/Hz, or -inf for none")
         if self.pilot_snr_db < -100 or self.phase_std_rad > 100:
             raise ConfigError("imperfect: give pilot_snr_db of at least -100 and phase_std_rad of at most 100")
         if self.bits == 1:
@@ -197,7 +198,7 @@ class ImperfectAir(Air):
             sent = torch.round(vector / top * steps) * (top / steps)
             sent = sent / max(1.0, float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / before)
         if kind.clip_amplitude < math.inf and scale > 0:
-            limit = kind.clip_amplitude * self.symbol_energy_j**0.5 / scale
+            limit = min(kind.clip_amplitude * self.symbol_energy_j**0.5 / scale, torch.finfo(sent.dtype).max)
             sent = sent.clamp(-limit, limit)
         return sent, min(1.0, float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / before) ** 2
 

@@ -18,6 +18,8 @@ from annotated_types import Ge, Gt, Le
 from otafl.errors import ConfigError
 from otafl.units import dbm_to_watt
 
+MOST_DENSITY_DBM_HZ = 0.0  # of noise and interference: a milliwatt in every hertz
+
 
 @dataclass(frozen=True)
 class LinkBudget:
@@ -40,7 +42,7 @@ class LinkBudget:
                 f"radio.tx_power_dbm = {self.tx_power_dbm}: gives an energy of {self.symbol_energy_j} J per symbol; "
                 "give a power in dBm"
             )
-        if not self.noise_var_j < math.inf:
+        if not self.noise_dbm_hz <= MOST_DENSITY_DBM_HZ:
             raise ConfigError(
                 f"radio.noise_dbm_hz = {self.noise_dbm_hz}: give a density in dBm/Hz, or -inf for no noise"
             )

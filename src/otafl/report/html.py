@@ -5,16 +5,20 @@ Does not know: how results came about.
 """
 
 import contextlib
+import csv
 import html
+import io
 import json
 import shlex
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from otafl.errors import ConfigError
+from otafl.disk import content_of
+from otafl.errors import ConfigError, RunDirectoryError
 from otafl.report.figures import SPARE_STYLES, STYLES
 from otafl.report.runs import differences
 from otafl.report.statistics import estimate, final_accuracy, last_accuracy, paired_difference, verdict
@@ -116,14 +120,13 @@ def _map(result: Result) -> dict[str, Any]:
 
 def _devices(result: Result, path: str) -> list[dict[str, float]]:
     """Per seed and device: data share, uploads and energy."""
-    import csv
-    from pathlib import Path
-
-    file = Path(path) / "devices.csv"
-    if not file.exists():
+    if not (Path(path) / "devices.csv").exists():  # a result that was never written
         return []
-    with open(file, newline="", encoding="utf-8") as rows:
-        table = list(csv.DictReader(rows))
+    try:
+        text = content_of(Path(path) / "devices.csv").decode()
+        table = list(csv.DictReader(io.StringIO(text, newline="")))
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunDirectoryError(f"{path}: devices.csv cannot be read ({error})") from error
     totals: dict[str, float] = {}
     for row in table:
         totals[row["seed"]] = totals.get(row["seed"], 0.0) + float(row["images"])

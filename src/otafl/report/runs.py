@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from otafl.config import Config
+from otafl.disk import readable
 from otafl.errors import OtaflError, RunDirectoryError
 
 RARELY_TOLD = {"experiment.name", "experiment.seeds", "experiment.checkpoint_s", "training.engine"}
@@ -18,13 +19,14 @@ def expand(paths: Iterable[str | Path]) -> list[Path]:
     """Run directories as they are; folders of sweeps become the runs in them."""
     found: list[Path] = []
     for path in map(Path, paths):
-        if (path / "runs").is_dir() and not (path / "config.toml").exists():
+        with readable(path):
+            if not (path / "runs").is_dir() or (path / "config.toml").exists():
+                found.append(path)
+                continue
             runs = sorted(folder for folder in (path / "runs").iterdir() if (folder / "summary.json").exists())
-            if not runs:
-                raise RunDirectoryError(f"{path}: has no runs")
-            found += runs
-        else:
-            found.append(path)
+        if not runs:
+            raise RunDirectoryError(f"{path}: has no runs")
+        found += runs
     if not found:
         raise OtaflError("name at least one run directory")
     return found

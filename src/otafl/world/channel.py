@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from otafl.errors import ConfigError, PluginError
+from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.random import Streams
 from otafl.registry import guarded
 from otafl.world.fading import Fading, Rayleigh
@@ -64,7 +64,7 @@ def trajectory(
     )
     _check("pathloss", pathloss, mean_gain, shape)
     if not (mean_gain > 0).all():
-        raise PluginError(f"pathloss {type(pathloss).__name__}: a mean gain is not positive")
+        raise _complaint("pathloss", pathloss, "a mean gain is not positive")
     each = []
     for k in range(antennas):
         mine = streams if k == 0 else Streams(streams.key("antenna", k))
@@ -104,7 +104,17 @@ def _check(kind: str, model: object, values: object, shape: tuple[int, ...]) -> 
     if not np.issubdtype(values.dtype, np.number):
         raise PluginError(f"{kind} {type(model).__name__}: returned an array of {values.dtype}, must be numbers")
     if not np.isfinite(values).all():
-        raise PluginError(f"{kind} {type(model).__name__}: returned values that are not finite")
+        raise _complaint(kind, model, "returned values that are not finite")
+
+
+def _complaint(kind: str, model: object, text: str) -> OtaflError:
+    """What a plug-in did wrong, or what values of the configuration do to a class of the library."""
+    if type(model).__module__.startswith("otafl."):
+        return ConfigError(
+            f"[cell], [mobility], [pathloss] or [fading]: no channel can be computed with these values "
+            f"({kind} {type(model).__name__}: {text})"
+        )
+    return PluginError(f"{kind} {type(model).__name__}: {text}")
 
 
 def active_prob(

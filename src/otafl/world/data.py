@@ -4,10 +4,10 @@ Knows: files, splits, standardisation.
 Does not know: devices' shares, models, channels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, Literal, Protocol, get_args
+from typing import Annotated, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -47,12 +47,34 @@ class Dataset:
     """Device of each training example, where the data set itself says so."""
 
 
+class Sizes(NamedTuple):
+    """What can be known of a data set before it is loaded."""
+
+    features: int
+    classes: int
+    image_shape: tuple[int, int, int] | None
+    train: int
+    test: int
+
+    @staticmethod
+    def of(dataset: Dataset) -> "Sizes":
+        """Those of a data set that is there."""
+        features = int(np.prod(dataset.train.features.shape[1:]))
+        return Sizes(features, dataset.num_classes, dataset.image_shape, len(dataset.train), len(dataset.test))
+
+
 class DataSource(Protocol):
     """What `[data]` chooses: something that can load a data set."""
 
     def load(self, num_devices: int) -> Dataset:
         """The data set, the same for every seed."""
         ...
+
+
+def sizes_of(source: DataSource, num_devices: int) -> Sizes | None:
+    """Sizes of a data set that is not loaded yet, where its class tells them by `sizes(num_devices)`."""
+    told: Sizes | None = source.sizes(num_devices) if hasattr(source, "sizes") else None
+    return told
 
 
 def load_dataset(name: str, source: DataSource, num_devices: int) -> Dataset:
@@ -69,6 +91,11 @@ def load_dataset(name: str, source: DataSource, num_devices: int) -> Dataset:
         split = getattr(dataset, part)
         if split is not None or part != "validation":
             _check_split(f"{what}: {part}", split, dataset)
+    if not type(source).__module__.startswith(
+        "otafl."
+    ):  # arrays that a plug-in may change: nobody keeps a copy of these
+        again = {part: getattr(dataset, part) for part in ("train", "test", "validation")}
+        dataset = replace(dataset, **{part: split and replace(split) for part, split in again.items()})
     if dataset.owners is not None:
         owners = np.asarray(dataset.owners)
         counted = owners.shape == (len(dataset.train),) and set(np.unique(owners)) == set(range(num_devices))
@@ -135,6 +162,10 @@ class MNIST:
 
     files = MNIST_FILES
 
+    def sizes(self, num_devices: int) -> Sizes:
+        """Known beforehand."""
+        return Sizes(784, 10, (1, 28, 28), self.train_images, VALIDATION_IMAGES)
+
     def load(self, num_devices: int) -> Dataset:
         """The data set, the same for every seed."""
         return _image_dataset(self.files, self.train_images, 0.1307, 0.3081)  # mean and std of the pixels
@@ -148,6 +179,10 @@ class FashionMNIST:
     """First images used for training; above 50,000 there is no validation set."""
 
     files = FASHION_MNIST_FILES
+
+    def sizes(self, num_devices: int) -> Sizes:
+        """Known beforehand."""
+        return Sizes(784, 10, (1, 28, 28), self.train_images, VALIDATION_IMAGES)
 
     def load(self, num_devices: int) -> Dataset:
         """The data set, the same for every seed."""
@@ -174,6 +209,10 @@ def _digits() -> Dataset:
 class Digits:
     """The 1,797 digits of 8 × 8 pixels that scikit-learn also ships; part of the package."""
 
+    def sizes(self, num_devices: int) -> Sizes:
+        """Known beforehand."""
+        return Sizes(64, 10, (1, 8, 8), 1_197, 300)
+
     def load(self, num_devices: int) -> Dataset:
         """1,197 training, 300 validation and 300 test images."""
         return _digits()
@@ -191,6 +230,10 @@ class Synthetic:
     """Standard deviation of the class means, in units of the noise within a class."""
     data_seed: Annotated[int, Ge(0)] = 0
     """Draws the data; the same for every seed of the run."""
+
+    def sizes(self, num_devices: int) -> Sizes:
+        """Known beforehand."""
+        return Sizes(self.features, self.classes, None, self.train_images, self.test_images)
 
     def load(self, num_devices: int) -> Dataset:
         """Training, validation (as large as test) and test examples."""
@@ -223,6 +266,10 @@ class Quadratic:
     """Degrees of freedom of Student's t for that noise (then `sample_noise` is its scale); 0 is the normal law."""
     data_seed: Annotated[int, Ge(0)] = 0
     """Draws centres and samples; the same for every seed of the run."""
+
+    def sizes(self, num_devices: int) -> Sizes:
+        """Known beforehand."""
+        return Sizes(self.dimension, 0, None, 2 * num_devices * self.samples_per_device, num_devices)  # float64
 
     def load(self, num_devices: int) -> Dataset:
         """Samples whose mean over a device is exactly its centre; testing on the centres gives F(x) itself."""

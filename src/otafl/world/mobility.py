@@ -178,7 +178,7 @@ class Road:
     """[v_min, v_max], drawn uniformly per vehicle."""
     offset_m: Annotated[float, Ge(0)] = 100.0
     """Distance of the road from the server."""
-    lanes: Annotated[int, Ge(1)] = 4
+    lanes: Annotated[int, Ge(1), Le(10**6)] = 4
     """3.5 m apart, in turns in either direction."""
     round_s: Annotated[float, Gt(0)] = 8.0
     """Duration of a round; paper: 8 s."""
@@ -209,7 +209,7 @@ class Road:
 class Hotspots(_Walking):
     """Crowds: each device walks within a hot spot and now and then goes to another one."""
 
-    hotspots: Annotated[int, Ge(1)] = 4
+    hotspots: Annotated[int, Ge(1), Le(10**6)] = 4
     """Their number; places are uniform in the cell, per seed."""
     hotspot_m: Annotated[float, Gt(0)] = 80.0
     """Radius of a hot spot."""

@@ -18,6 +18,7 @@ import numpy as np
 from annotated_types import Gt
 from numpy.typing import NDArray
 
+from otafl.disk import content_of
 from otafl.errors import ConfigError
 from otafl.random import Streams
 
@@ -46,7 +47,7 @@ class Recording:
         if not self.file:
             raise ConfigError(f"{self.section}.file: name the recorded file")
         try:
-            found = hashlib.sha256(Path(self.file).read_bytes()).hexdigest()[:16]
+            found = hashlib.sha256(content_of(Path(self.file))).hexdigest()[:16]
         except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"{self.section}.file = {self.file!r}: cannot be read ({why})") from error
@@ -131,11 +132,15 @@ def _numbers(values: Any, name: str, where: str) -> Array:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         for i, value in enumerate(values):
+            if isinstance(value, list | tuple | dict):
+                raise ConfigError(f"{where}: {name} is not a column of numbers") from None
             try:
                 float(value)
             except (TypeError, ValueError):
                 raise ConfigError(f"{where}: row {i + 1}: {name} = {value!r} is not a number") from None
         raise
+    if numbers.ndim != 1:
+        raise ConfigError(f"{where}: {name} is not a column of numbers")
     if not np.isfinite(numbers).all():
         bad = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise ConfigError(f"{where}: row {bad + 1}: {name} is not a finite number")
@@ -162,7 +167,7 @@ def _csv(file: str, where: str) -> dict[str, list[str]]:
 
 def _rank(name: str) -> tuple[int, int, str]:
     """Devices in the order of their numbers, then of their names."""
-    return (0, int(name), "") if name.isdecimal() else (1, 0, name)
+    return (0, int(name), "") if name.isdecimal() and len(name) < 20 else (1, 0, name)
 
 
 def _parquet(file: str, where: str) -> dict[str, Any]:
