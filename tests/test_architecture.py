@@ -26,7 +26,7 @@ ROOMS = [
     ["rounds", "identity"],
     ["result"],
     ["fold"],
-    ["report", "theory"],
+    ["report", "theory", "conformance"],
     ["experiments"],
     ["integrations", "terminal"],
     ["cli"],

@@ -23,6 +23,7 @@ from otafl.errors import ConfigError, OtaflError, is_out_of_memory, say
 from otafl.registry import in_a_line, load_plugin
 from otafl.terminal import Progress, headline, print_summary
 
+FAILED_STATUS = 1
 DIVERGED_STATUS = 3
 BUG_STATUS = 70  # sysexits.h: internal software error
 
@@ -350,6 +351,26 @@ def theory(
         from otafl.report.theory import beside_bounds
 
         print(f"figure {beside_bounds(found, result, Path(out))}")
+
+
+@app.command()
+def check(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method: see 'otafl list algorithms'.")],
+    overrides: Overrides = None,
+    plugin: Plugins = None,
+) -> int:
+    """Try to catch a method, a user's own too, at what no method may do: the checks that ours have passed."""
+    from otafl.conformance import check as examine
+    from otafl.conformance import knowledge_line
+
+    chosen = _parsed(overrides)
+    print(f"{method} {knowledge_line(method, chosen)}")
+    failed = 0
+    for name, verdict, text in examine(method, chosen):
+        print(f"  {verdict:<5} {name:<9} {text}", flush=True)
+        failed += verdict == "FAIL"
+    print(f"{method}: {f'{failed} checks failed' if failed else 'passed'}")
+    return FAILED_STATUS if failed else 0
 
 
 def _check_out(out: str | None) -> None:

@@ -146,15 +146,15 @@ class Simulation:
         finite = torch.linalg.vector_norm(state.params, ord=torch.inf, dim=-1) <= EXPLODED
         return Step(state, info, spent, self.guard.note(round_.t, spent.energy_j, finite), finite)
 
-    def round_at(self, t: int) -> Round:
-        """The instruments of round t."""
+    def round_at(self, t: int, *, batches: Tensor | None = None, air: Air | None = None) -> Round:
+        """The instruments of round t; other `batches` or another `air` show what follows from them."""
         return self._round(
             t,
             self.config.training.lr_at(t),
             {quantity: rounds[t] for quantity, rounds in self._channel.items()},
             self._coeff[t],
-            lambda: self.sampler.at(t),
-            self.air,
+            lambda: self.sampler.at(t) if batches is None else batches,
+            air or self.air,
             None if self._active is None else self._active.at(t),
             None if self._useful is None else self._useful.at(t),
             {name: values[t] for name, values in self._plan.items()},
