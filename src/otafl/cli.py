@@ -369,7 +369,8 @@ def check(
     for name, verdict, text in examine(method, chosen):
         print(f"  {verdict:<5} {name:<9} {text}", flush=True)
         failed += verdict == "FAIL"
-    print(f"{method}: {f'{failed} checks failed' if failed else 'passed'}")
+    plural = "s" if failed > 1 else ""
+    print(f"{method}: {f'{failed} check{plural} failed' if failed else 'passed'}")
     return FAILED_STATUS if failed else 0
 
 
