@@ -187,7 +187,7 @@ def _state_bytes(config: Config, params: int) -> float:
             num_params=params,
             symbol_energy_j=config.radio.symbol_energy_j,
             noise_var_j=config.radio.noise_var_j,
-            most_last_heard=devices,
+            most_last_heard=0,  # what comes later is counted among the copies
             initial=torch.empty(seeds, params, dtype=dtype),
             server=View(config.algorithm.name, "server", config.algorithm.spec.knowledge.server, known),
         )

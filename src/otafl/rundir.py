@@ -34,7 +34,7 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from otafl.config import Config, digest_of
-from otafl.disk import content_of, explained, locked, no_links, put, sha256, sync, write
+from otafl.disk import content_of, explained, locked, no_links, put, readable, sha256, sync, write
 from otafl.errors import OtaflError, RunDirectoryError
 
 CHECKPOINT_FORMAT = 1
@@ -222,7 +222,9 @@ class RunDirectory:
             RunDirectoryError: a checkpoint belongs to another run, or there are some and none is valid.
         """
         problems: list[tuple[Path, Exception]] = []
-        for folder in _checkpoint_folders(self.path / "checkpoint"):
+        with readable(self.path):
+            folders = _checkpoint_folders(self.path / "checkpoint")
+        for folder in folders:
             try:
                 checkpoint = self._read_checkpoint(folder)
             except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
@@ -271,10 +273,13 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
         RunDirectoryError: the summary, or a file that it vouches for, is damaged or missing.
     """
     file = path / "summary.json"
-    if not file.is_symlink() and not file.exists():
-        if (path / "model.safetensors").exists():
-            raise RunDirectoryError(f"{path}: has a final model but no summary.json; delete the directory to run again")
-        return None
+    with readable(path):
+        if not file.is_symlink() and not file.exists():
+            if (path / "model.safetensors").exists():
+                raise RunDirectoryError(
+                    f"{path}: has a final model but no summary.json; delete the directory to run again"
+                )
+            return None
     try:
         summary = json.loads(content_of(file))
         if summary["status"] not in ("running", "complete", "failed"):
