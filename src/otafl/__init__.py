@@ -17,6 +17,7 @@ from otafl.registry import register
 if TYPE_CHECKING:
     from otafl.algorithms.base import Algorithm, Info, Problem, Round
     from otafl.config import Config, load_config
+    from otafl.conformance import Finding, check
     from otafl.engine.models import TaskShape
     from otafl.errors import OtaflError
     from otafl.fold import run
@@ -33,6 +34,8 @@ _HOMES = {
     "Round": "otafl.algorithms.base",
     "Config": "otafl.config",
     "load_config": "otafl.config",
+    "Finding": "otafl.conformance",
+    "check": "otafl.conformance",
     "TaskShape": "otafl.engine.models",
     "OtaflError": "otafl.errors",
     "Knowledge": "otafl.radio.knowledge",
@@ -86,6 +89,7 @@ __all__ = [
     "Algorithm",
     "Config",
     "Dataset",
+    "Finding",
     "Info",
     "Knowledge",
     "OtaflError",
@@ -97,6 +101,7 @@ __all__ = [
     "TaskShape",
     "View",
     "__version__",
+    "check",
     "load_config",
     "register_algorithm",
     "register_dataset",

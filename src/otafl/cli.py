@@ -91,6 +91,10 @@ def main() -> None:
         sys.stdout.flush()
     except OtaflError as error:
         _fail(str(error), error.exit_status)
+    except SystemExit as stop:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # click's way to say that nobody reads any more
+            sys.exit(141)
+        raise stop
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except BrokenPipeError:
@@ -98,8 +102,8 @@ def main() -> None:
         sys.exit(141)
     except OSError as error:
         _silence_output()
-        place = f"{error.filename}: " if error.filename is not None else ""
-        _fail(f"{place}{error.strerror or error}", 2)
+        place = error.filename or "standard output, where what was shown is lost and nothing else"
+        _fail(f"{place}: {error.strerror or error}", 2)
     except Exception as error:  # click's own errors, under whichever name typer ships them
         if is_out_of_memory(error):
             _fail("not enough memory; try fewer seeds, devices or images, or a smaller model", 2)
@@ -334,13 +338,18 @@ def theory(
 
     import torch
 
+    from otafl.identity import sources
     from otafl.result import read_run
+    from otafl.rundir import same_sources
     from otafl.simulation import Simulation
     from otafl.theory.account import account
 
     result = read_run(run) if run is not None else None
     if result is not None and result.config.digest != chosen.digest:
         raise ConfigError(f"{run}: was made by another configuration; give its own, {run}/config.toml")
+    other = None if result is None else same_sources(result.summary.get("sources"), sources(chosen))
+    if other is not None:
+        raise ConfigError(f"{run}: was made with {other}")
     sim = Simulation(chosen.replace({"experiment.seeds": [chosen.experiment.seeds[0]]}), torch.device("cpu"))
     found = account(sim, result)
     for symbol, value, text in found.rows:
@@ -378,6 +387,8 @@ def _check_out(out: str | None) -> None:
     """An unset shell variable must not mean this folder."""
     if out is not None and not out.strip():
         raise ConfigError("--out is empty; name a directory")
+    if out is not None and not out.isascii() and any("\ud800" <= c <= "\udfff" for c in out):
+        raise ConfigError("--out: is no valid UTF-8; choose another name")
 
 
 def _parsed(overrides: list[str] | None) -> dict[str, Any]:

@@ -113,6 +113,10 @@ def _already_complete(place: Path) -> Result:
 
 def fresh_directory(place: Path) -> Path:
     """The directory itself where it is not there yet, else the first that is free of `place-2`, `place-3` and so on."""
+    if not place.name or place.name == "..":
+        place = place.absolute().resolve()
+        if not place.name:
+            raise ConfigError(f"--fresh: nothing can be beside {place}; name a directory with --out")
     number, free = 2, place
     while free.exists() or free.is_symlink():
         number, free = number + 1, place.with_name(f"{place.name}-{number}")

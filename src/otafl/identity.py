@@ -1,32 +1,43 @@
 """What decides a run's numbers besides its configuration: the code of its plug-ins, and the data they load.
 
-A plug-in's digest follows what is executed, not the text of a file: the byte code of its class, of the functions,
-classes and constants of the user's own modules that it reaches, and their defaults. Comments, other classes of the
-file and line numbers do not count. Byte code differs between versions of Python, so that the version goes with it.
+A plug-in's digest is that of source text, without comments and docstrings: of its class, of every statement of its own
+module that defines a name the class reaches, and of every module of the user's own that one of these imports, whole.
+Where a statement computes an array, at import from a file for instance, the array counts, too. Other classes of the
+file do not. It is found once, when it is first asked for, and holds as long as the process.
 
-Knows: classes, code, arrays.
+Knows: source text, arrays.
 Does not know: what a plug-in does.
 """
 
-import contextlib
-import functools
+import ast
 import hashlib
+import importlib.util
+import inspect
+import linecache
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from otafl.config import CHOSEN, Config
+from otafl.errors import PluginError
+from otafl.registry import changed_since_loaded
 from otafl.rundir import ARRAYS
 from otafl.world.data import Dataset, load_dataset
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-LIBRARY_FOLDERS = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-Plain = str | bytes | int | float | complex | bool | None
+STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+BY_NAME = frozenset(
+    {"globals", "vars", "eval", "exec", "getattr", "locals", "__import__", "import_module", "attrgetter"}
+)
+"""Code that uses one of these may reach anything of its module."""
+_known: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
 
 
 def is_plugin(spec: object) -> bool:
@@ -52,164 +63,225 @@ def plugin_digests(config: Config) -> dict[str, str]:
 def name_hash(config: Config) -> str:
     """Eight characters that tell runs of different configurations or plug-ins apart, for names of folders."""
     plugins = plugin_digests(config)
-    whole = f"{config.digest} {sorted(plugins.items())}" if plugins else ""
-    return (hashlib.sha256(whole.encode()).hexdigest() if plugins else config.digest)[:8]
+    whole = hashlib.sha256(f"{config.digest} {sorted(plugins.items())}".encode()).hexdigest()
+    return (whole if plugins else config.digest)[:8]
 
 
 def data_digest(dataset: Dataset) -> str:
     """Of all arrays of a data set, and of what kind it is."""
-    walk = _Walk("")
+    digest = hashlib.sha256(repr((dataset.num_classes, dataset.image_shape, dataset.loss)).encode())
     for part in (dataset.train, dataset.test, dataset.validation):
-        walk.take(None if part is None else (part.features, part.targets))
-    walk.take((dataset.num_classes, dataset.image_shape, dataset.loss, dataset.owners))
-    return walk.digest()
+        for array in (None, None) if part is None else (part.features, part.targets):
+            digest.update(_of_array(array))
+    digest.update(_of_array(dataset.owners))
+    return digest.hexdigest()
+
+
+def _of_array(array: Any) -> bytes:
+    if array is None:
+        return b"none"
+    values = np.asarray(array.detach().cpu().tolist() if isinstance(array, Tensor) else array)
+    digest = hashlib.sha256(repr((values.dtype.str, values.shape)).encode())
+    digest.update(repr(values.tolist()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).tobytes())
+    return digest.digest()
 
 
 def code_digest(cls: type) -> str:
     """Of a class and everything of the user's own that it reaches."""
-    walk = _Walk(cls.__module__.partition(".")[0])
-    walk.take(cls)
-    return walk.digest()
+    if cls not in _known:
+        file = changed_since_loaded(cls)
+        if file is not None:
+            raise PluginError(f"{file}: has changed since it was loaded; load it again, in a new process at best")
+        _known[cls] = _Reach(cls).digest()
+    return _known[cls]
 
 
-class _Walk:
-    """A walk over values and code that feeds a hash; what was met before is named by its number."""
+class _Reach:
+    """What a class reaches, as text."""
 
-    def __init__(self, home: str) -> None:
-        """Modules of the top-level package `home` are the user's own wherever they lie."""
-        self._home, self._hash = home, hashlib.sha256()
-        self._met: dict[int, int] = {}
-        self._kept: list[object] = []  # so that no number is given twice
+    def __init__(self, cls: type) -> None:
+        self._home = cls.__module__.partition(".")[0]
+        self._texts: list[str] = []
+        self._arrays: list[bytes] = []
+        self._met: set[tuple[str, str]] = set()
+        for base in cls.__mro__:
+            if self._is_own(base.__module__):
+                self._definition(base)
 
     def digest(self) -> str:
-        return self._hash.hexdigest()
+        whole = hashlib.sha256("\0".join(sorted(self._texts)).encode(errors="surrogatepass"))
+        for array in sorted(self._arrays):
+            whole.update(array)
+        return whole.hexdigest()
 
-    def _say(self, *words: object) -> None:
-        self._hash.update(repr(words).encode(errors="surrogatepass"))
-
-    def take(self, value: Any, names: frozenset[str] = frozenset()) -> None:
-        """A value; of a module, only the `names` in it."""
-        if isinstance(value, Plain):
-            self._say(type(value).__name__, value)
+    def _definition(self, thing: Any) -> None:
+        """A class or function of the user's own: its statement, and what that reaches."""
+        filename, name = _place(thing), thing.__qualname__.partition(".")[0]
+        body = _statements(filename)
+        if body is None and not _functions(thing):
+            return  # a class that was made without code of its own
+        if body is None:
+            raise PluginError(
+                f"{thing.__module__}.{thing.__qualname__}: its source cannot be found, so that a run directory could "
+                "not say what made it; put it into a file, or run without a directory"
+            )
+        space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
+        package = space.get("__package__") or ""
+        if not any(name in _bound(statement) for statement in body):  # made within a function: all of it may matter
+            self._all(filename, body, package)
             return
-        if isinstance(value, ModuleType):
-            self._module(value, names)
+        self._names({name}, filename, body, space, package)
+
+    def _names(
+        self, wanted: set[str], filename: str, body: list[ast.stmt], space: dict[str, Any], package: str
+    ) -> None:
+        """Statements of a module that bind some names, and what these reach."""
+        waiting = list(wanted)
+        while waiting:
+            name = waiting.pop()
+            if (filename, name) in self._met:
+                continue
+            self._met.add((filename, name))
+            mine = [statement for statement in body if name in _bound(statement)]
+            value = space.get(name)
+            if not mine and isinstance(value, type | FunctionType) and self._is_own(value.__module__):
+                self._definition(value)  # of another cell or, by a star, of another module
+                continue
+            if mine and isinstance(value, np.ndarray | Tensor):
+                self._arrays.append(_of_array(value))
+            for statement in mine:
+                used = _used(statement)
+                if used & BY_NAME:
+                    self._all(filename, body, package)
+                    return
+                self._texts.append(ast.unparse(statement))
+                self._imports([statement], package)
+                waiting += used
+
+    def _all(self, filename: str, body: list[ast.stmt], package: str) -> None:
+        """A module, whole, and what it imports."""
+        if (filename, "") not in self._met:
+            self._met.add((filename, ""))
+            self._texts.append("\n".join(map(ast.unparse, body)))
+            self._imports(body, package)
+
+    def _imports(self, statements: Iterable[ast.stmt], package: str) -> None:
+        """Modules of the user's own that some statements import, at whatever depth."""
+        for statement in statements:
+            for node in ast.walk(statement):
+                names: list[str] = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+                    base = ".".join(part for part in (above, node.module) if part)
+                    names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+                for name in filter(None, names):
+                    self._module(name)
+
+    def _module(self, name: str) -> None:
+        if not self._is_own(name):
             return
-        if not isinstance(value, tuple | frozenset | CodeType):  # constants, which Python may or may not share
-            if id(value) in self._met:
-                self._say("again", self._met[id(value)])
-                return
-            self._met[id(value)] = len(self._met)
-            self._kept.append(value)
-        self._say(type(value).__qualname__)
-        match value:
-            case tuple() | list():
-                self._say(len(value))
-                for item in value:
-                    self.take(item)
-            case set() | frozenset():
-                self._say(*sorted(map(self._alone, value)))
-            case Mapping():
-                self._say(len(value))
-                for key, item in sorted(value.items(), key=lambda entry: repr(entry[0])):
-                    self.take(key)
-                    self.take(item)
-            case np.ndarray():
-                self._say(value.dtype.str, value.shape)
-                if value.dtype.hasobject:
-                    self.take(value.tolist())
-                else:
-                    self._hash.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-            case CodeType():
-                self._say(value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-                for constant in value.co_consts:
-                    self.take(constant)
-            case FunctionType():
-                self._function(value)
-            case type():
-                self._class(value)
-            case property():
-                self.take((value.fget, value.fset, value.fdel))
-            case staticmethod() | classmethod() | MethodType():
-                self.take(value.__func__)
-            case functools.partial():
-                self.take((value.func, value.args, value.keywords))
-            case CellType():
-                with contextlib.suppress(ValueError):  # of a cell that is still empty
-                    self.take(value.cell_contents)
-            case _ if hasattr(value, "__wrapped__"):
-                self.take(value.__wrapped__)
-            case _ if hasattr(value, "detach") and hasattr(value, "tolist"):  # a tensor
-                self._say(str(value.dtype))
-                self.take(np.asarray(value.detach().cpu().tolist()))
-            case _:
-                self._object(value)
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None) or _found(name)
+        body = None if file is None else _statements(file)
+        if file is not None and body is not None:
+            inside = getattr(module, "__package__", None) or name.rpartition(".")[0]
+            self._all(file, body, inside)
+            values = vars(module).values() if isinstance(module, ModuleType) else ()
+            self._arrays += [_of_array(value) for value in values if isinstance(value, np.ndarray | Tensor)]
 
-    def _alone(self, value: Any) -> str:
-        """The digest of a value by itself, where its order among others means nothing."""
-        walk = _Walk(self._home)
-        walk._met = dict(self._met)
-        walk.take(value)
-        return walk.digest()
-
-    def _function(self, function: FunctionType) -> None:
-        if not self._is_own(function.__module__):
-            self._say(function.__module__, function.__qualname__)
-            return
-        self.take((function.__code__, function.__defaults__, function.__kwdefaults__, function.__closure__))
-        names = frozenset(_names(function.__code__))
-        for name in sorted(names & function.__globals__.keys()):
-            self._say(name)
-            self.take(function.__globals__[name], names)
-
-    def _class(self, cls: type) -> None:
-        self._say(cls.__qualname__)
-        if not self._is_own(cls.__module__):
-            self._say(cls.__module__)
-            return
-        self.take(cls.__bases__)
-        for name, value in sorted(vars(cls).items()):
-            if not name.startswith("__") or _is_written(name, value):
-                self._say(name)
-                self.take(value)
-
-    def _module(self, module: ModuleType, names: frozenset[str]) -> None:
-        self._say("module", module.__name__.rpartition(".")[2])
-        if self._is_own(module.__name__):
-            for name in sorted(names & vars(module).keys()):
-                self._say(name)
-                self.take(vars(module)[name], names)
-
-    def _object(self, value: Any) -> None:
-        """An instance: its class, and what it holds or how it shows itself."""
-        self.take(type(value))
-        if hasattr(value, "__dict__"):
-            self.take(vars(value))
-        elif " at 0x" not in (shown := repr(value)):
-            self._say(shown)
-
-    def _is_own(self, module: str | None) -> bool:
+    def _is_own(self, module: str) -> bool:
         """Whether a module is the user's, and not a library's."""
-        if module is None:  # code that was made from text
-            return True
         top = module.partition(".")[0]
         if top == self._home:
             return True
         if top == "otafl" or top in sys.stdlib_module_names:
             return False
-        file = getattr(sys.modules.get(module), "__file__", None)
-        return file is None or not any(Path(file).is_relative_to(folder) for folder in LIBRARY_FOLDERS)
+        file = getattr(sys.modules.get(top), "__file__", None) or _found(top)
+        if file is None:
+            return top in sys.modules  # a prompt's or a notebook's
+        path = Path(file)
+        folder = path.parent.parent if path.stem == "__init__" else path.parent
+        library = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, STANDARD))
+        return not library and not any(folder.glob(f"{top}-*.dist-info"))
 
 
-def _is_written(name: str, value: object) -> bool:
-    """Whether a special attribute of a class is code that somebody wrote: not a docstring, nor made by `dataclass`."""
-    made = isinstance(value, FunctionType) and value.__code__.co_filename == "<string>"
-    return isinstance(value, FunctionType | classmethod) and not made and not name.startswith("__annotate")
+def _functions(thing: Any) -> list[FunctionType]:
+    """A function itself, or those that were written for a class."""
+    found = [thing] if isinstance(thing, FunctionType) else filter(inspect.isfunction, vars(thing).values())
+    unwrapped = [inspect.unwrap(function) for function in found]
+    return [function for function in unwrapped if function.__code__.co_filename != "<string>"]  # as `dataclass` makes
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Names that code may look up, that of nested functions included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+def _place(thing: Any) -> str:
+    """The file, or the cell of a notebook, in which a class or function was written."""
+    for function in _functions(thing):
+        return function.__code__.co_filename
+    return str(getattr(sys.modules.get(thing.__module__), "__file__", ""))
+
+
+def _statements(filename: str) -> list[ast.stmt] | None:
+    """The statements of a file or cell, without docstrings; None where there is no source."""
+    text = "".join(linecache.getlines(filename)) if filename.startswith("<") else _text(filename)
+    if not text:
+        return None
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a notebook's magic
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree.body
+
+
+def _text(filename: str) -> str:
+    try:
+        return Path(filename).read_bytes().decode()
+    except (OSError, ValueError):
+        return ""
+
+
+def _found(name: str) -> str | None:
+    """The file of a module that is not loaded yet."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a statement of a module gives a meaning to, or changes the meaning of."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    return {root for node in ast.walk(statement) for root in _written(node)}
+
+
+def _written(node: ast.AST) -> Iterator[str]:
+    """The names that a node writes to; of `a.b[c] = …` and of a call on its own, `a.append(…)`, that is a."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield from (inner.id for inner in ast.walk(node.value) if isinstance(inner, ast.Name))
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        inner: ast.AST = node
+        while isinstance(inner, ast.Attribute | ast.Subscript):
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            yield inner.id
+
+
+def _used(statement: ast.stmt) -> set[str]:
+    """All names in a statement."""
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return names | {
+        node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute) and node.attr in BY_NAME
+    }

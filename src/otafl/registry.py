@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -107,9 +108,33 @@ def register(kind: str, name: str) -> Callable[[Class], Class]:
         if name in BUILTIN[kind] or (old is not None and not again):
             raise PluginError(f"{kind}: the name {name!r} is taken; register {cls.__name__} under another one")
         _registered[kind][name] = cls
+        _stamp(cls)
         return cls
 
     return remember
+
+
+_stamps: "weakref.WeakKeyDictionary[type, tuple[str, float, int] | None]" = weakref.WeakKeyDictionary()
+
+
+def _stamp(cls: type) -> None:
+    """Remember the state of a class's file as it is loaded."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    _stamps[cls] = None if file is None else _state(file)
+
+
+def _state(file: str) -> tuple[str, float, int] | None:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return file, found.st_mtime_ns, found.st_size
+
+
+def changed_since_loaded(cls: type) -> str | None:
+    """The file of a plug-in's class, if it is not what it was when the class was registered."""
+    stamp = _stamps.get(cls)
+    return stamp[0] if stamp is not None and _state(stamp[0]) != stamp else None
 
 
 _plugin_files: dict[str, ModuleType] = {}  # absolute path to the module it became
@@ -172,7 +197,10 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
             f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}"
         )
     try:
-        return point.load()
+        cls = point.load()
+        if isinstance(cls, type) and cls not in _stamps:
+            _stamp(cls)
+        return cls
     except (Exception, SystemExit) as error:
         raise PluginError(f"{kind}: plug-in {name!r} ({point.value}) cannot be loaded: {in_a_line(error)}") from error
 

@@ -339,7 +339,9 @@ def read_run(path: str | Path) -> Result:
         raise RunDirectoryError(
             f"{path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
         ) from error
-    summary = {**summary, **scores, "status": "failed" if diverged else "complete"}
+    old = ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy", "num_active", "diverged", "continued")
+    kept = {key: value for key, value in summary.items() if summary["sealed"] or key not in old}
+    summary = {**kept, **scores, "status": "failed" if diverged else "complete"}
     return Result(config, rounds, metrics, params, diverged, summary, notes)
 
 
@@ -363,7 +365,7 @@ def _notes(path: Path, summary: Mapping[str, Any]) -> tuple[str, ...]:
     python = summary.get("sources", {}).get("python")
     if python is not None and not platform.python_version().startswith(f"{python}."):
         notes.append(f"made under Python {python}: whether its plug-ins have changed since cannot be told")
-    return (*notes, *summary.get("continued", ()))
+    return (*notes, *(summary.get("continued", ()) if summary["sealed"] else ()))
 
 
 def _check_rows(
@@ -378,3 +380,9 @@ def _check_rows(
     living = [s for s, seed in enumerate(config.experiment.seeds) if seed not in diverged]
     if living and (rounds.tolist() != expected or np.isnan(metrics["staleness_max"][living]).any()):
         raise ValueError("metrics.csv lacks rows")
+    if not set(diverged) <= set(config.experiment.seeds):
+        raise ValueError("summary.json names other seeds")
+    for name in ACCURACIES:
+        accuracy = metrics.get(name, np.zeros((len(config.experiment.seeds), 1)))[living]
+        if not ((accuracy >= 0) & (accuracy <= 1)).all():
+            raise ValueError(f"metrics.csv has an impossible {name}")

@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -100,6 +101,8 @@ class RunDirectory:
         path = self.path
         if path.exists() and not path.is_dir():
             raise RunDirectoryError(f"{path}: is a file; give a directory with --out")
+        if not path.exists():
+            refuse_inside_a_run(path)
         entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
         entries -= {"run.lock", *(name for name in entries if name.startswith(".") and name.endswith(".tmp"))}
         if "config.toml" not in entries:
@@ -163,15 +166,11 @@ class RunDirectory:
 
     def _check_sources(self, stored: Mapping[str, str] | None) -> None:
         """Refuse a run of other plug-ins or data; what an older version or another Python made cannot be compared."""
-        if stored is None:
-            return
-        same_python = stored.get("python") == self._sources.get("python")
-        for what in sorted({*stored, *self._sources} - {"python"}):
-            if stored.get(what) != self._sources.get(what) and (same_python or what == ARRAYS):
-                whose = "other data" if what == ARRAYS else f"another version of the plug-in in [{what}]"
-                raise RunDirectoryError(
-                    f"{self.path}: was made with {whose}; run anew beside it with --fresh, or choose another --out"
-                )
+        other = same_sources(stored, self._sources)
+        if other is not None:
+            raise RunDirectoryError(
+                f"{self.path}: was made with {other}; run anew beside it with --fresh, or choose another --out"
+            )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Seal the files and write the last summary, then drop what only a resume would need."""
@@ -188,6 +187,7 @@ class RunDirectory:
 
     def _save_checkpoint(self, checkpoint: Checkpoint) -> None:
         folder = self.path / "checkpoint"
+        _checkpoint_folders(folder)  # refuses a link
         temporary = folder / ".incomplete"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -264,6 +264,24 @@ class RunDirectory:
         return Checkpoint(header["round"], header["elapsed_s"], tensors, metrics, *before)
 
 
+def same_sources(stored: Mapping[str, str] | None, now: Mapping[str, str]) -> str | None:
+    """In which way the sources of a run are others than those of now; None where they are not, or nobody can tell."""
+    if stored is None:
+        return None
+    same_python = stored.get("python") == now.get("python")
+    for what in sorted({*stored, *now} - {"python"}):
+        if stored.get(what) != now.get(what) and (same_python or what == ARRAYS):
+            return "other data" if what == ARRAYS else f"another version of the plug-in in [{what}]"
+    return None
+
+
+def refuse_inside_a_run(path: Path) -> None:
+    """Refuse a folder within a run's directory, which is the run's alone."""
+    for above in path.absolute().parents:
+        if (above / "config.toml").exists() and ((above / "run.lock").exists() or (above / "summary.json").exists()):
+            raise RunDirectoryError(f"{path}: is inside the run directory {above}; choose another place")
+
+
 def stored_summary(path: Path) -> dict[str, Any] | None:
     """The summary of a run directory, None where there is none yet; a finished run's files are verified.
 
@@ -284,13 +302,15 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
         summary = json.loads(content_of(file))
         if summary["status"] not in ("running", "complete", "failed"):
             raise ValueError("no status")
+        if not isinstance(summary.get("sources", {}), dict):
+            raise TypeError("no sources")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RunDirectoryError(
             f"{path}: summary.json is damaged; delete it to continue an unfinished run, or the directory to run again"
         ) from error
     if summary["status"] == "running":
         return dict(summary)
-    sealed = "seal" in summary or "sha256" in summary
+    sealed = not {"seal", "sha256", "sources", "finished"}.isdisjoint(summary)
     wrong = _first_damaged(path, summary) if sealed else None
     if wrong is not None:
         raise RunDirectoryError(f"{path}: {wrong} has changed since the run finished; restore it, or delete the run")
@@ -319,6 +339,8 @@ def publish(path: Path, content: bytes) -> Path:
     if within or (path.name in RUN_FILES and (folder / "config.toml").exists()):
         raise RunDirectoryError(f"{path}: is a file of a run; choose another place")
     with explained(path):
+        if (path.exists() or path.is_symlink()) and (path.is_symlink() or not path.is_file()):
+            raise RunDirectoryError(f"{path}: is there already and no plain file; choose another place")
         path.parent.mkdir(parents=True, exist_ok=True)
         put(path, content)
     return path
@@ -326,9 +348,12 @@ def publish(path: Path, content: bytes) -> Path:
 
 def _checkpoint_folders(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
+    if folder.is_symlink():
+        raise RunDirectoryError(f"{folder}: is a symbolic link; put the folder itself there")
     if not folder.is_dir():
         return []
-    return sorted((entry for entry in folder.iterdir() if entry.name.isdigit() and entry.is_dir()), reverse=True)
+    named = (entry for entry in folder.iterdir() if re.fullmatch(r"\d{8}", entry.name))
+    return sorted((entry for entry in named if entry.is_dir() and not entry.is_symlink()), reverse=True)
 
 
 def _sealed(header: dict[str, Any]) -> dict[str, Any]:

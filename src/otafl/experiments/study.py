@@ -14,14 +14,17 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from otafl.disk import explained, locked, put
 from otafl.errors import RunDirectoryError
 from otafl.experiments.sweep import Case, Sweep
+from otafl.identity import is_plugin, sources
 from otafl.result import read_run
+from otafl.rundir import refuse_inside_a_run, same_sources
+from otafl.world.data import Dataset, load_dataset
 
 COLUMNS = ("status", "test_accuracy", "test_loss", "validation_accuracy", "num_active", "wall_s", "directory", "error")
 
@@ -32,6 +35,8 @@ class Study:
 
     folder: Path
     sweep: Sweep
+    _loaded: dict[Any, Dataset] = field(default_factory=dict, repr=False)
+    """Data that plug-ins have loaded."""
 
     def place(self, case: Case) -> Path:
         """The run directory of a case."""
@@ -46,6 +51,7 @@ class Study:
             "runs": {case.folder: dict(case.axes) for case in self.sweep.cases},
         }
         with explained(self.folder):
+            refuse_inside_a_run(self.folder / "runs")
             (self.folder / "runs").mkdir(parents=True, exist_ok=True)
             lock = locked(self.folder / "sweep.lock", f"{self.folder}: is worked on", "choose another --out")
         with lock:
@@ -54,14 +60,22 @@ class Study:
             yield
 
     def summary(self, case: Case) -> Mapping[str, Any] | None:
-        """The summary of a finished run, its files verified; None where there is none, or a damaged one."""
+        """The summary of a finished run, its files verified; None where there is none, or one of other data."""
         try:
-            return read_run(self.place(case)).summary
+            summary = read_run(self.place(case)).summary
         except RunDirectoryError:
             return None
+        return summary if same_sources(summary.get("sources"), self._sources(case)) is None else None
+
+    def _sources(self, case: Case) -> Mapping[str, str]:
+        """Digests of a case's plug-ins and of the data they load, which is loaded once."""
+        key = (case.config.data, case.config.cell.devices)
+        if is_plugin(case.config.data.spec) and key not in self._loaded:
+            self._loaded[key] = load_dataset(case.config.data.name, case.config.data.spec, case.config.cell.devices)
+        return sources(case.config, self._loaded.get(key))
 
     def missing(self) -> list[Case]:
-        """Cases that have no finished run; of a damaged one, whoever tries to continue it will say so."""
+        """Cases that have no finished run; what is wrong with one, whoever tries to continue it will say."""
         return [case for case in self.sweep.cases if self.summary(case) is None]
 
     def write_table(self, errors: Mapping[str, str]) -> Path:

@@ -24,7 +24,8 @@ from otafl.result import Result
 def same_world(one: Result, other: Result) -> bool:
     """Whether a seed is the same world for both: geometry, motion, channel, data, start, noise."""
     sections = ("data", "partition", "model", "cell", "mobility", "pathloss", "fading", "radio")
-    return all(getattr(one.config, section) == getattr(other.config, section) for section in sections)
+    made = [{**result.summary.get("sources", {}), "algorithm": None, "python": None} for result in (one, other)]
+    return made[0] == made[1] and all(getattr(one.config, key) == getattr(other.config, key) for key in sections)
 
 
 def comparison(results: Mapping[str, Result], level: float | None = None) -> str:
