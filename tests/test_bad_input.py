@@ -425,7 +425,7 @@ PLUGINS: dict[str, tuple[type, str]] = {
     ),
     "bad-uplink": (
         misbehave(step=lambda self, state, round: round.uplink(round.train(state.params), 3.0, None)),  # noqa: A006
-        r"uplink\(\) needs tx_scale of shape",
+        r"uplink\(\) needs plain tensors, got a float",
     ),
 }
 
@@ -518,7 +518,7 @@ def kept_round(self: Any, state: Any, round: Any) -> Any:  # noqa: A002
     KEPT.append(round)
     if round.t:
         shout(KEPT[0], round.train(state.params))
-    return state, otafl.Info(Base.everyone(round))
+    return state, otafl.Info(~Base.everyone(round))
 
 
 MORE_PLUGINS: dict[str, tuple[type, str]] = {
@@ -570,7 +570,7 @@ MORE_PLUGINS: dict[str, tuple[type, str]] = {
     "late-column": (
         misbehave(
             step=lambda self, state, round: (  # noqa: A006
-                state, otafl.Info(Base.everyone(round), extra={"late": torch.ones(2)} if round.t else {})
+                state, otafl.Info(~Base.everyone(round), extra={"late": torch.ones(2)} if round.t else {})
             )
         ),
         "the same columns in every round",

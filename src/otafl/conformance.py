@@ -41,7 +41,7 @@ WORLD: dict[str, Any] = {
     "data.name": "synthetic",
     "data.train_images": 240,
     "data.test_images": 60,
-    "data.features": 6,
+    "data.features": 12,
     "data.classes": 3,
     "model.name": "mlp",
     "model.hidden": [5],
@@ -52,14 +52,15 @@ WORLD: dict[str, Any] = {
     "cell.devices": 6,
     "cell.radius_m": 900.0,
 }
-NUM_PARAMS = 6 * 5 + 5 + 5 * 3 + 3
+NUM_PARAMS = 12 * 5 + 5 + 5 * 3 + 3
 # The energy limit d E_s is the paper's, so that a γ for the paper's network lets the same devices be heard here; noise
 # is a third of the largest update, which in so few dimensions is much.
 WORLD["radio.tx_power_dbm"] = linear_to_db(PAPER_PARAMS / NUM_PARAMS)
 WORLD["radio.noise_dbm_hz"] = -173.0 + linear_to_db(PAPER_PARAMS / NUM_PARAMS) - 46.0
 SILENT = {"pathloss.name": "log-distance", "pathloss.reference_db": 280.0}
 IMAGES = {"data.name": "digits", "model.name": "cnn", "model.channels": [3], "training.engine": "auto"}
-TOLD = 0.7  # rank correlation with |h| from which reports are said to tell the channel
+LATE = 400
+MOMENTS = (*range(ROUNDS), 37, 120, LATE - 1)  # rounds that are tried: also late ones
 Verdict = Literal["ok", "FAIL", "note"]
 
 
@@ -97,57 +98,97 @@ def _simulated(config: Config, **changes: Any) -> Simulation:
     return Simulation(config.replace({"training.engine": "reference", **changes}), torch.device("cpu"))
 
 
-class Recorder:
-    """A Round that remembers what the server was told and heard."""
+class Listening(Round):
+    """A round that remembers what devices said and sent, and what the server was told and heard."""
 
-    def __init__(self, inner: Round) -> None:
-        self._round = inner
-        self.reports: list[Reports] = []
-        self.received: list[Tensor] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
+    reports: list[Reports]
+    received: list[Tensor]
+    said: list[Tensor]
+    sent: list[Tensor]
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """As the round does it."""
-        self.reports.append(self._round.report(values, who))
-        return self.reports[-1]
+        """As any round does it."""
+        self.reports.append(super().report(values, who))
+        self.said.append(self.reports[-1].values.clone())
+        return Reports(self.reports[-1].values.clone(), self.reports[-1].who.clone())
 
     def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor) -> Tensor:
-        """As the round does it."""
-        self.received.append(self._round.uplink(signal, tx_scale, who))
+        """As any round does it."""
+        self.received.append(super().uplink(signal, tx_scale, who))
+        self._remember(signal, tx_scale, who)
         return self.received[-1].clone()
 
+    def _remember(self, signal: Any, tx_scale: Tensor, who: Tensor) -> None:
+        vectors = signal.dense() * torch.view_as_real(tx_scale.to(torch.complex128)).norm(dim=-1)[..., None]
+        self.sent.append(torch.where(who[..., None], vectors, 0.0))
 
-class Replay:
-    """A Round in which devices have other channels and other data, while the server is told and hears the same."""
 
-    def __init__(self, sim: Simulation, t: int, recorded: Recorder) -> None:
-        self._round = sim.round_at(t, batches=sim.sampler.at(t + sim.config.experiment.rounds))
-        self._reports, self._received = list(recorded.reports), list(recorded.received)
-        genuine = self._round.device
-        shape = genuine._values["h"].shape
-        drawn = torch.from_numpy(Streams(99).at("other channels", t).standard_normal((3, *shape)))
-        values = {quantity: known * drawn[0].exp() for quantity, known in genuine._values.items()}
-        values["h"] = genuine._values["h"].abs().mean() * torch.complex(drawn[1], drawn[2])
-        self.device = View("replay", "device", genuine._allowed, values)
-        self._flips = not getattr(sim.algorithm, "ideal_radio", False)  # uploads without a radio carry their sender
+class Replaying(Listening):
+    """A round in which the server is told and hears what another round's was; what devices do goes nowhere."""
 
-    @property
-    def active(self) -> Tensor:
-        """The others: the server is not told who is active, unless by a report."""
-        return ~self._round.active if self._flips else self._round.active
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._round, name)
+    left: tuple[list[Reports], list[Tensor]]
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """What was reported before."""
-        return self._reports.pop(0)
+        """What was reported before; nothing, where nothing was."""
+        self.said.append(torch.where(who, values, 0.0))
+        nothing = Reports(torch.zeros_like(values), torch.zeros_like(who))
+        old = self.left[0].pop(0) if self.left[0] else nothing
+        return Reports(old.values.clone(), old.who.clone())
 
     def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor) -> Tensor:
         """What was heard before."""
-        return self._received.pop(0).clone()
+        self._remember(signal, tx_scale, who)
+        silence = torch.zeros(len(who), self.problem.num_params, dtype=self.problem.initial.dtype)
+        return self.left[1].pop(0).clone() if self.left[1] else silence
+
+
+class Deaf(Round):
+    """A round whose server hears rubbish of a thousandth of the size."""
+
+    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor) -> Tensor:
+        """Not what was sent."""
+        heard = super().uplink(signal, tx_scale, who)
+        drawn = Streams(7).at("rubbish", int(self.t)).standard_normal(tuple(heard.shape))
+        rubbish = torch.nn.functional.normalize(torch.from_numpy(drawn), dim=-1).to(heard.dtype)
+        return rubbish.mul_(1e-3 * heard.norm(dim=-1, keepdim=True))
+
+
+def _listening(sim: Simulation, t: int, **changes: Any) -> Listening:
+    """Round t, which remembers; it is a Round like any other, so that no method can tell."""
+    made: Any = sim.round_at(t, **changes)
+    made.__class__ = Listening
+    made.reports, made.received, made.said, made.sent = [], [], [], []
+    return made  # type: ignore[no-any-return]
+
+
+def _replaying(sim: Simulation, t: int, recorded: Listening, factors: Tensor, **changes: Any) -> Replaying:
+    """Round t with what was told and heard in another; devices' knowledge of channels is times `factors` [S, M]."""
+    made: Any = _listening(sim, t, **changes)
+    made.__class__ = Replaying
+    made.left = list(recorded.reports), list(recorded.received)
+    view = made.device
+    changed = {quantity: values * factors.to(values.dtype) for quantity, values in view._values.items()}
+    made.device = View(view._owner, "device", view._allowed, changed)
+    made.server, made.plan = recorded.server, recorded.plan
+    return made  # type: ignore[no-any-return]
+
+
+def _copied(state: Any) -> Any:
+    """A state that shares no memory with another."""
+    values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    fresh = {name: value.clone() if isinstance(value, Tensor) else _copied(value) for name, value in values.items()}
+    return dataclasses.replace(state, **fresh)
+
+
+class _Elsewhere(Simulation):
+    """The same places and mean gains with other fades, so that other devices are heard."""
+
+    def _world(self, seed: int) -> Trajectory:
+        mine = super()._world(seed)
+        if getattr(self.config.algorithm.spec, "ideal_radio", False):  # uploads without a radio carry their sender
+            return mine
+        drawn = Streams(seed + 1_000).at("other fades").standard_normal((2, *mine.coeff.shape))
+        return dataclasses.replace(mine, coeff=np.sqrt(mine.mean_gain / 2) * (drawn[0] + 1j * drawn[1]))
 
 
 class _OtherFuture(Simulation):
@@ -167,23 +208,97 @@ class _OtherFuture(Simulation):
 
 
 def _server(config: Config) -> tuple[Verdict, str]:
-    """The server's models are a function of what it was told and heard, over all rounds."""
-    sim = _simulated(config)
-    state = other = sim.init()
-    heard = False
-    for t in range(config.experiment.rounds):
-        recorder = Recorder(sim.round_at(t))
-        state, _ = sim.algorithm.step(state, recorder)
-        other, _ = sim.algorithm.step(other, Replay(sim, t, recorder))
-        if not torch.equal(state.params, other.params):
-            return "FAIL", (
-                f"the server's model of round {t} moves when only the devices' channels and data change, while what it "
-                "was told and heard is the same; use round.server, reports and what uplink() returns"
-            )
-        heard |= bool(recorder.received)
-    if not heard:
+    """The server's models are a function of what it was told and heard, over many rounds."""
+    long = config.replace({"experiment.rounds": LATE, "training.engine": "reference"})
+    sim, state, recorded = Simulation(long, torch.device("cpu")), None, []
+    for t in MOMENTS:
+        listening = _listening(sim, t)
+        state, _ = sim.algorithm.step(sim.init() if state is None else _copied(state), listening)
+        recorded.append((t, listening, state.params.clone()))
+    if not any(listening.received for _, listening, _ in recorded):
         return "FAIL", "no uplink() in any round: the server cannot have learnt anything"
+    other, state = _Elsewhere(long.replace({}), torch.device("cpu")), None  # afterwards, and with a method of its own
+    other.problem = dataclasses.replace(other.problem, server=sim.problem.server, plan=sim.problem.plan)
+    shape = recorded[0][1].device._values["h"].shape
+    for t, before, params in recorded:
+        drawn = torch.from_numpy(Streams(99).at("other channels", t).standard_normal(tuple(shape))).exp()
+        batches = other.sampler.at(t + 10 * LATE)
+        replaying = _replaying(other, t, before, drawn, batches=batches)
+        if before._active is not None:
+            _give_as_many(replaying, before)
+        state, _ = other.algorithm.step(other.init() if state is None else _copied(state), replaying)
+        if not torch.equal(state.params, params):
+            return "FAIL", (
+                f"the server's model of round {t} is another when only the devices' channels and data are, while what "
+                "it was told and heard is the same; use round.server, reports and what uplink() returns"
+            )
     return "ok", "its models follow from what it was told and heard"
+
+
+def _give_as_many(replaying: Replaying, before: Listening) -> None:
+    """Nobody is active where nobody was, which the server may notice, and somebody where somebody was."""
+    assert replaying._active is not None
+    assert before._active is not None
+    somebody = before._active.any(-1, keepdim=True)
+    mask = replaying._active & somebody
+    mask[:, 0] |= (somebody & ~mask.any(-1, keepdim=True))[:, 0]
+    replaying._active, replaying._active_version = mask, mask._version
+
+
+def _isolation(config: Config) -> tuple[Verdict, str]:
+    """What a device says and sends depends on its own channel and data, and on what the server told."""
+    sim, odd = _simulated(config, **{"experiment.rounds": LATE}), 2
+    state = other = sim.init()
+    factors = torch.ones(len(sim.seeds), config.cell.devices, dtype=torch.float64)
+    factors[:, odd] = 1.7
+    others = [i for i in range(config.cell.devices) if i != odd]
+    for t in MOMENTS:
+        listening = _listening(sim, t)
+        state, _ = sim.algorithm.step(_copied(state), listening)
+        batches = sim.sampler.at(t).clone()
+        batches[:, odd] = sim.sampler.at(t + 10 * LATE)[:, odd]
+        alone = _replaying(sim, t, listening, factors, batches=batches)
+        other, _ = sim.algorithm.step(_copied(other), alone)
+        for kind, mine, theirs in (("reports", listening.said, alone.said), ("sends", listening.sent, alone.sent)):
+            for one, two in zip(mine, theirs, strict=False):
+                if _distance(two[:, others], one[:, others], least=1e-30) > 1e-9:
+                    return "FAIL", f"what a device {kind} in round {t} depends on another device's channel or data"
+    if hasattr(sim.algorithm, "active"):
+        believed = {q: values.cpu() for q, values in sim._channel.items()}
+        masks = []
+        for scale in (torch.ones_like(factors), factors):
+            values = {q: known * scale.to(known.dtype) for q, known in believed.items()}
+            view = View("check", "device", sim.algorithm.knowledge.device, values)
+            masks.append(sim.algorithm.active(view, sim.problem))
+        if masks[0] is not None and not torch.equal(masks[0][..., others], masks[1][..., others]):
+            return "FAIL", "whether a device is active depends on another device's channel"
+    return "ok", "devices do not know of one another"
+
+
+def _deaf(config: Config) -> tuple[Verdict, str]:
+    """A server that hears rubbish does not learn."""
+    rounds = 40
+    sim = Simulation(config.replace({"experiment.rounds": rounds}), torch.device("cpu"))
+    deaf, hearing = sim.init(), sim.init()
+
+    def loss(state: Any) -> float:
+        return float(sim.objective.evaluate(state.params, sim.test).loss.mean())
+
+    first = loss(deaf)
+    for t in range(rounds):
+        made: Any = sim.round_at(t)
+        made.__class__ = Deaf
+        deaf, _ = sim.algorithm.step(deaf, made)
+        hearing, _ = sim.algorithm.step(hearing, sim.round_at(t))
+    lost, learnt = loss(deaf), loss(hearing)
+    if lost < first - 0.3 * max(0.3 * first, first - learnt):
+        return (
+            "FAIL",
+            f"it learns without hearing anything: test loss {first:.2f} to {lost:.2f} (hearing: {learnt:.2f})",
+        )
+    if not learnt < 0.9 * first:
+        return "note", f"it does not learn here, so that little can be told: test loss {first:.2f} to {learnt:.2f}"
+    return "ok", f"test loss {first:.2f} to {learnt:.2f}, and without hearing to {lost:.2f}"
 
 
 def _noise(config: Config) -> tuple[Verdict, str]:
@@ -218,9 +333,14 @@ def _noise(config: Config) -> tuple[Verdict, str]:
 
 def _future(config: Config) -> tuple[Verdict, str]:
     """Models do not depend on channels of later rounds."""
-    one, other = _simulated(config), _OtherFuture(config.replace({"training.engine": "reference"}), torch.device("cpu"))
+    long = config.replace({"training.engine": "reference", "experiment.rounds": LATE})
+    one, other = Simulation(long, torch.device("cpu")), _OtherFuture(long.replace({}), torch.device("cpu"))
+    if one._active is not None and other._active is not None:
+        masks = [sim._active.masks[: LATE // 2] for sim in (one, other) if sim._active is not None]
+        if not torch.equal(*masks):
+            return "FAIL", "who is active depends on channels of later rounds"
     state, changed = one.init(), other.init()
-    for t in range(config.experiment.rounds // 2):
+    for t in (t for t in (*MOMENTS, LATE // 2 - 1) if t < LATE // 2):
         state, changed = one.step(state, t).state, other.step(changed, t).state
         if _distance(changed.params, state.params) > 1e-9:  # a solver may stop a step later for other channels' sake
             return "FAIL", f"the model after round {t} depends on channels of later rounds"
@@ -244,27 +364,38 @@ def _reports(config: Config) -> tuple[Verdict, str]:
     """How much devices tell by scalars, and what that says of their channels."""
     sim = _simulated(config, **{"experiment.rounds": 3 * ROUNDS})
     state = sim.init()
+    factors = torch.full((len(sim.seeds), config.cell.devices), 1.7, dtype=torch.float64)
     pairs: dict[int, list[tuple[float, float]]] = {}  # by the number of the report in its round
-    fixed: dict[int, bool] = {}
-    for t in range(sim.config.experiment.rounds):
-        recorder, other = Recorder(sim.round_at(t)), Recorder(sim.round_at(t, batches=sim.sampler.at(t + 10_000)))
-        sim.algorithm.step(state, other)
-        state, _ = sim.algorithm.step(state, recorder)
-        for k, (mine, theirs) in enumerate(zip(recorder.reports, other.reports, strict=False)):
-            size = recorder._round._coeff.abs()[mine.who]
-            pairs.setdefault(k, []).extend(zip(mine.values[mine.who].tolist(), size.tolist(), strict=True))
-            fixed[k] = fixed.get(k, True) and torch.equal(mine.values, theirs.values)
-    told = {k: _rank_correlation(np.array(found, dtype=np.float64)) for k, found in pairs.items() if found}
-    if not told:
+    by_data: set[int] = set()
+    by_channel: set[int] = set()
+    for t in range(3 * ROUNDS):
+        plain = _listening(sim, t)
+        other = _replaying(sim, t, plain, torch.ones_like(factors), batches=sim.sampler.at(t + 10 * LATE))
+        turned = _replaying(sim, t, plain, factors)
+        after, _ = sim.algorithm.step(_copied(state), plain)
+        for changed in (other, turned):
+            changed.left = list(plain.reports), list(plain.received)
+            sim.algorithm.step(_copied(state), changed)
+        for k, report in enumerate(plain.reports):
+            size = plain._coeff.abs()[report.who]
+            pairs.setdefault(k, []).extend(zip(report.values[report.who].tolist(), size.tolist(), strict=True))
+            for found, changed in ((by_data, other), (by_channel, turned)):
+                mine = changed.said[k] if k < len(changed.said) else torch.zeros_like(report.values)
+                both = report.who & (mine != 0)
+                if bool((mine[both] != report.values[both]).any()):
+                    found.add(k)
+        state = after
+    if not any(pairs.values()):
         return "ok", "devices report nothing"
-    worst = max(told, key=lambda k: abs(told[k]))
-    text = f"{len(pairs)} scalar{'s' if len(pairs) > 1 else ''} per device and round of at most {MOST_REPORTS}; rank "
-    text += f"correlation with |h| {told[worst]:+.2f}"
-    if "h" not in sim.algorithm.knowledge.server and abs(told[worst]) > TOLD:
-        if any(fixed[k] and abs(told[k]) > TOLD for k in told):
-            return "FAIL", f"{text}: devices tell the server their channels; declare h at the server, or report less"
-        return "note", f"{text}: reports tell the server much of the channels"
-    return "ok", text
+    told = {k: _rank_correlation(np.array(found, dtype=np.float64)) for k, found in pairs.items() if found}
+    text = f"{len(pairs)} scalar{'s' if len(pairs) > 1 else ''} per device and round of at most {MOST_REPORTS}"
+    if "h" in sim.algorithm.knowledge.server or not by_channel:
+        return "ok", f"{text}; no channel is in them"
+    worst = max(by_channel & told.keys(), key=lambda k: abs(told[k]), default=0)
+    text += f"; they depend on the channel (rank correlation with |h| {told.get(worst, 0.0):+.2f})"
+    if by_channel - by_data:
+        return "FAIL", f"{text} and on nothing else: declare h at the server, or report less"
+    return "note", f"{text}: the server can learn of it what it did not declare"
 
 
 def _rank_correlation(pairs: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
@@ -319,8 +450,8 @@ def _engines(config: Config) -> tuple[Verdict, str]:
     return "ok", f"fast and readable engines agree to {worst:.0e}"
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    scale = max(1.0, float(other.abs().max()))
+def _distance(one: Tensor, other: Tensor, least: float = 1.0) -> float:
+    scale = max(least, float(other.abs().max()))
     difference = float((one - other).abs().max()) / scale
     return math.inf if math.isnan(difference) else difference
 
@@ -395,6 +526,8 @@ def _on(noise: Callable[..., Tensor], device: str) -> Callable[..., Tensor]:
 CHECKS: dict[str, Callable[[Config], tuple[Verdict, str]]] = {
     "energy": _energy,
     "server": _server,
+    "deaf": _deaf,
+    "isolation": _isolation,
     "noise": _noise,
     "future": _future,
     "reports": _reports,
@@ -415,4 +548,5 @@ def knowledge_line(algorithm: str, overrides: Mapping[str, Any] | None = None) -
     if knowledge is None:
         raise ConfigError(f"algorithm {algorithm}: declares no `knowledge`")
     sides = [f"{side} {', '.join(sorted(getattr(knowledge, side))) or 'nothing'}" for side in ("device", "server")]
-    return f"declares to know of the channel: {'; '.join(sides)}"
+    radio = "; its radio is ideal: no fading, noise or energy" if getattr(spec, "ideal_radio", False) else ""
+    return f"declares to know of the channel: {'; '.join(sides)}{radio}"

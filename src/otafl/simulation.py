@@ -7,6 +7,7 @@ Does not know: the loop over rounds, files.
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,6 +56,10 @@ class Simulation:
         self._extra: set[str] | None = None  # the method's own columns, known after the first round
         self.seeds = config.experiment.seeds
         self.algorithm = config.algorithm.spec
+        knowledge = getattr(self.algorithm, "knowledge", None)
+        if not isinstance(knowledge, Knowledge):
+            raise PluginError(f"{self._who}: declare `knowledge = otafl.Knowledge(...)`: what it reads of the channel")
+        self._knowledge = knowledge  # once: what it declares holds for the run
         if dataset is None:
             dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
         self.shares = [_share_out(config, dataset, seed) for seed in self.seeds]
@@ -79,7 +84,10 @@ class Simulation:
         self.noise_var_j = config.radio.noise_var_j
         num_params = self.objective.num_params
         self.air: Air | IdealAir = IdealAir(num_params)
-        if not getattr(self.algorithm, "ideal_radio", False):
+        ideal = inspect.getattr_static(type(self.algorithm), "ideal_radio", False)
+        if not isinstance(ideal, bool):
+            raise PluginError(f"{self._who}: `ideal_radio` must be True or False in the class")
+        if not ideal:
             source = noise or addressed_noise(device, self.dtype)
             self.air = Air(self.seeds, num_params, self.noise_var_j, source)
             if not imperfect.none:
@@ -109,6 +117,7 @@ class Simulation:
         if self._active is not None and device.type != "cpu":
             self.problem = dataclasses.replace(self.problem, most_last_heard=self._active.most_last())
         self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
+        self._absent = torch.zeros_like(self._strays)
         self._downlink = None
         if imperfect.downlink_std > 0 and not getattr(self.algorithm, "downlink_errors", True):
             raise ConfigError(
@@ -141,8 +150,9 @@ class Simulation:
         state, info = result
         self._check_state("step", state)
         self._check_info(info)
-        spent = round_.close()
+        spent = round_._close(info.active)
         self._strays |= spent.strays
+        self._absent |= spent.absent
         finite = torch.linalg.vector_norm(state.params, ord=torch.inf, dim=-1) <= EXPLODED
         return Step(state, info, spent, self.guard.note(round_.t, spent.energy_j, finite), finite)
 
@@ -162,7 +172,7 @@ class Simulation:
 
     def static_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
         """The instruments of the round whose number is in a tensor, from the same tensors every time."""
-        needed = {"h"} | self.algorithm.knowledge.device | self.algorithm.knowledge.server
+        needed = {"h"} | self._knowledge.device | self._knowledge.server
         now = {name: rounds.index_select(0, t.view(1))[0] for name, rounds in self._channel.items() if name in needed}
         active = None if self._active is None else self._active.pick(t)
         plan = {name: values.index_select(0, t.view(1))[0] for name, values in self._plan.items()}
@@ -220,6 +230,8 @@ class Simulation:
         self.guard.check()
         if bool(self._strays.any()):
             raise PluginError(f"{self._who}: a device reports or transmits that `active` says is silent")
+        if bool(self._absent.any()):
+            raise PluginError(f"{self._who}: Info.active names a device that neither reported nor transmitted")
 
     def mean_params(self, state: Any) -> Tensor:
         """x̄, the mean of the devices' models, [S, P]; the server model where devices keep none of their own."""
@@ -296,10 +308,7 @@ class Simulation:
         return Schedule(transmits, self.device), useful
 
     def _view(self, side: str, values: Mapping[Quantity, Tensor]) -> View:
-        knowledge = getattr(self.algorithm, "knowledge", None)
-        if not isinstance(knowledge, Knowledge):
-            raise PluginError(f"{self._who}: declare `knowledge = otafl.Knowledge(...)`: what it reads of the channel")
-        allowed = knowledge.device if side == "device" else knowledge.server
+        allowed = self._knowledge.device if side == "device" else self._knowledge.server
         return View(self.config.algorithm.name, side, allowed, values)
 
     def _world(self, seed: int) -> Trajectory:

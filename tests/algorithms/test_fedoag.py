@@ -94,7 +94,7 @@ def test_f5_energy_is_the_formula_and_below_the_limit(noisy: Any) -> None:
     for t, (before, _, info, ends) in enumerate(history):
         round_ = sim.round_at(t)
         sim.algorithm.step(before, round_)
-        energy_j = round_.close().energy_j
+        energy_j = round_._close(round_.everyone).energy_j
         anchors = torch.stack([before.anchors.pool[s, before.anchors.slot[s]] for s in range(len(sim.seeds))])
         norms = ((ends - anchors) / sim.config.training.lr_at(t)).norm(dim=-1)
         bound = info.norm_bound[:, None].clamp(min=1e-200)

@@ -47,7 +47,7 @@ def test_round_is_its_definition(theta_min: float) -> None:
         z = math.sqrt(sim.noise_var_j) * noise(sim.seeds, "noise", t, sim.objective.num_params)
         round_ = sim.round_at(t)
         sim.algorithm.step(before, round_)
-        energy_j = round_.close().energy_j
+        energy_j = round_._close(round_.everyone).energy_j
         for s in range(len(sim.seeds)):
             active, delta, kappa, theta = by_hand(sim, before, ends, t, s)
             assert info.active[s].nonzero().flatten().tolist() == active.tolist()

@@ -39,6 +39,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from otafl.engine.objective import Objective
 from otafl.engine.preactivation import FactoredUpdates
@@ -159,6 +160,8 @@ class Round:
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps = local_steps
         self._open, self._reports = True, 0
+        self._told = None if active is None else active.clone()  # as it was, whatever a method does to the other
+        self._heard = torch.zeros_like(everyone)
         self._transmissions: list[Transmission] = []
         self._energy_j = torch.zeros(coeff.shape, dtype=torch.float64, device=coeff.device)
         self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=coeff.device)
@@ -195,6 +198,7 @@ class Round:
         """
         shape = self._check("train()")
         size = self._objective.num_params
+        self._check_plain("train()", start)
         if start.shape not in ((shape[0], size), (*shape, size)) or (reference is not None and start.dim() == 2):
             raise PluginError(
                 f"algorithm {self._owner}: train() needs models of shape [S, P] or, with a reference, [S, M, P]; got "
@@ -227,7 +231,8 @@ class Round:
         """Devices `who` tell the server one real number each, error-free; counted in the ledger, a few a round."""
         shape = self._check("report()")
         check_mask(self._owner, "report()", who, shape)
-        if not isinstance(values, Tensor) or values.shape != shape or values.is_complex():
+        self._check_plain("report()", values, who)
+        if values.shape != shape or values.is_complex():
             raise PluginError(f"algorithm {self._owner}: report() needs one real value per device, of shape {shape}")
         self._reports += 1
         if self._reports > MOST_REPORTS:
@@ -236,7 +241,7 @@ class Round:
                 "uplink()"
             )
         self._scalars += who.sum(-1)
-        self._note_strays(who)
+        self._note(who)
         return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
 
     def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Tensor:
@@ -248,11 +253,15 @@ class Round:
             raise PluginError(
                 f"algorithm {self._owner}: uplink() sends what train() returned, not a {type(signal).__name__}"
             )
-        if not isinstance(tx_scale, Tensor) or tx_scale.shape != shape:
-            got = tuple(tx_scale.shape) if isinstance(tx_scale, Tensor) else type(tx_scale).__name__
-            raise PluginError(f"algorithm {self._owner}: uplink() needs tx_scale of shape {shape}, got {got}")
+        self._check_plain("uplink()", tx_scale, who)
+        if tx_scale.shape != shape:
+            raise PluginError(
+                f"algorithm {self._owner}: uplink() needs tx_scale of shape {shape}, got {tuple(tx_scale.shape)}"
+            )
         check_mask(self._owner, "uplink()", who, shape)
-        self._note_strays(who)
+        self._note(who)
+        if who.device.type == "cpu":
+            who = who.clone()  # a mask of our own: nobody has announced other rows for it
         heard, transmission = self._air.uplink(signal, tx_scale, who, self._coeff, self.t, len(self._transmissions))
         self._transmissions.append(transmission)
         self._energy_j += transmission.energy_j
@@ -264,17 +273,25 @@ class Round:
             raise PluginError(f"algorithm {self._owner}: a method that draws cannot be `static`")
         return [Streams(seed).anonymous(f"algorithm/{name}", self.t) for seed in self._seeds]
 
-    def close(self) -> "Spent":
-        """End the round: its instruments no longer work. Returns what it spent."""
+    def _close(self, active: Tensor) -> "Spent":
+        """End the round, in which `active` are said to have taken part; returns what it spent."""
+        self._check("step()")
         self._open = False
-        return Spent(tuple(self._transmissions), self._energy_j, self._scalars, self._strays)
+        absent = (active & ~self._heard).any(-1)
+        return Spent(tuple(self._transmissions), self._energy_j, self._scalars, self._strays, absent)
 
-    def _note_strays(self, who: Tensor) -> None:
-        """Remember devices that report or transmit though the method's `active` says that they are silent."""
-        if self._active is not None:
+    def _note(self, who: Tensor) -> None:
+        """Remember who is heard, and devices that are though the method's `active` says that they are silent."""
+        self._heard |= who
+        if self._told is not None:
             self._check_active()
-            if who is not self._active:
-                self._strays |= (who & ~self._active).any(-1)
+            self._strays |= (who & ~self._told).any(-1)
+
+    def _check_plain(self, call: str, *values: object) -> None:
+        """Refuse what only looks like a tensor: its arithmetic could be anything."""
+        for value in values:
+            if type(value) not in (Tensor, Parameter):
+                raise PluginError(f"algorithm {self._owner}: {call} needs plain tensors, got a {type(value).__name__}")
 
     def _check_active(self) -> None:
         if self._active is not None and self._active._version != self._active_version:
@@ -297,6 +314,8 @@ class Spent(NamedTuple):
     """Reported scalars, int [S]."""
     strays: Tensor
     """Whether a device was heard that the method had declared silent, bool [S]."""
+    absent: Tensor
+    """Whether a device is said to have taken part that neither reported nor transmitted, bool [S]."""
 
 
 class Step(NamedTuple):

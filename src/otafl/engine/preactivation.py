@@ -127,6 +127,7 @@ class FactoredUpdates(Updates):
         """G [N, r, H], tails [N, P_tail] and, where known, squared norms [N] of the trained rows."""
         self._work, self._slopes, self._tails, self._squares = work, slopes, tails, squares
         self._head = head_of(work.objective)
+        self._start_tail = self._head.tail(work.start).clone()  # whatever becomes of the start
         self._position = torch.full((work.batches.shape[:2].numel(),), -1, device=slopes.device)
         self._position[work.rows.index] = torch.arange(len(work.rows), device=slopes.device)
         super().__init__(work.start, *shared_reference(work.start, work.batches.shape[1]), work.lr)
@@ -162,7 +163,7 @@ class FactoredUpdates(Updates):
         return (
             index,
             self._slopes[mine],
-            self._tails[mine] - self._head.tail(self._work.start)[index // rows.num_devices],
+            self._tails[mine] - self._start_tail[index // rows.num_devices],
         )
 
     def _masked_norms(self, who: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ class Updates:
 
     def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float | Tensor) -> None:
         """End points [S, M, P], reference models [S, K, P] and which one each device has, int [S, M]."""
+        if not all(type(value) in (float, Tensor) for value in (lr, end, pool, slot)):
+            raise TypeError("updates are made of plain tensors and a plain learning rate")
         self._end, self._pool, self._slot, self._lr = end, pool, slot, lr
         self._versions = self._current_versions()
         self._known_norms: tuple[Tensor, int, Tensor] | None = None
