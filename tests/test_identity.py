@@ -84,6 +84,64 @@ MATTERS = {
     "a set it looks at": ('"alpha", "beta"', '"beta"'),
     "its base": ("OTAFedAvg)", "object)"),
 }
+ODD = METHOD.replace(
+    "SIGN = 1.0\n",
+    """SIGN = 1.0
+import functools, logging
+import numpy as np
+import torch
+
+ACTIVATION = torch.relu
+GENERATOR = np.random.default_rng(0)
+PIPELINE = {"first": torch.abs, "second": torch.neg}
+COUNTS = {"calls": 0}
+log = logging.getLogger(__name__)
+
+
+class Scaler:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def apply(self, values):
+        return values * self.factor
+
+
+SCALE = Scaler(2.0).apply
+TABLE = np.array([1.0, 2.0, 3.0])
+
+
+def traced(function):
+    @functools.wraps(function)
+    def call(*arguments):
+        COUNTS["calls"] += 1
+        log.debug("called")
+        return 1.0 * function(*arguments)
+
+    return call
+
+
+@traced
+def odd(values):
+    from math import floor
+    return SCALE(ACTIVATION(values)) * TABLE[0] * GENERATOR.random() * len(PIPELINE) * floor(1.5)
+
+""",
+).replace("moved = state.params + turned(", "moved = state.params + 0 * odd(state.params) + turned(")
+ODD_MATTERS = {
+    "a library's function": ("ACTIVATION = torch.relu", "ACTIVATION = torch.exp"),
+    "a generator's seed": ("default_rng(0)", "default_rng(1)"),
+    "the order of a pipeline": (
+        '"first": torch.abs, "second": torch.neg',
+        '"second": torch.neg, "first": torch.abs',
+    ),
+    "the object of a bound method": ("Scaler(2.0)", "Scaler(3.0)"),
+    "a method of a helper class": ("values * self.factor", "values / self.factor"),
+    "a decorator": ("return 1.0 * function", "return 2.0 * function"),
+    "an array": ("[1.0, 2.0, 3.0]", "[1.5, 2.0, 3.0]"),
+    "an import within a function": ("from math import floor", "from math import ceil as floor"),
+}
 DOES_NOT_MATTER = {
     "a comment": ("# a comment", "# another comment"),
     "an empty line": ("SIGN = 1.0", "\n\n\nSIGN = 1.0"),
@@ -97,6 +155,95 @@ def test_what_is_executed_is_in_the_digest(tmp_path: Path, what: str) -> None:
     old, new = MATTERS[what]
     assert old in METHOD
     assert digest(tmp_path, METHOD.replace(old, new)) != digest(tmp_path, METHOD)
+
+
+@pytest.mark.parametrize("what", ODD_MATTERS)
+def test_whatever_it_reaches_is_in_the_digest(tmp_path: Path, what: str) -> None:
+    old, new = ODD_MATTERS[what]
+    assert old in ODD
+    assert digest(tmp_path, ODD.replace(old, new)) != digest(tmp_path, ODD)
+
+
+def test_what_happens_in_a_process_is_not(tmp_path: Path) -> None:
+    """Loggers, counters and used generators: the digest is that of the text."""
+    before = digest(tmp_path, ODD)
+    module = loaded(tmp_path, ODD)
+    module.COUNTS["calls"] = 7
+    module.log.setLevel("DEBUG")
+    module.GENERATOR.random()
+    assert identity.code_digest(module.Own) == before
+
+
+def test_modules_that_import_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And helpers that are imported within a method only, whether or not that has happened yet."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    source = METHOD.replace("# a comment", "from ring_one import value").replace("factor * SIGN", "factor * SIGN")
+    found = []
+    for number in (1, 1, 2):
+        (tmp_path / "ring_one.py").write_text("import ring_two\ndef value():\n    return ring_two.NUMBER\n")
+        (tmp_path / "ring_two.py").write_text(f"import ring_one\nNUMBER = {number}\n")
+        for name in ("ring_one", "ring_two"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        found.append(digest(tmp_path, source))
+    assert found[0] == found[1] != found[2]
+
+
+def test_an_array_that_is_loaded_at_import_counts(tmp_path: Path) -> None:
+    """Whose text does not change when its file does."""
+    source = METHOD.replace("SIGN = 1.0", f"import numpy as np\nSIGN = np.load({str(tmp_path / 'table.npy')!r})")
+    found = []
+    for value in (1.0, 1.0, -1.0):
+        np.save(tmp_path / "table.npy", np.array([value]))
+        found.append(digest(tmp_path, source))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_file_that_changed_after_it_was_loaded_is_refused(tmp_path: Path) -> None:
+    """Its text would be another than what is executed."""
+    from otafl.errors import PluginError
+
+    file = tmp_path / "own_method.py"
+    file.write_text(METHOD)
+    registry.load_plugin(file)
+    cls = registry._registered["algorithms"].pop("own-method")
+    file.write_text(METHOD.replace("SIGN = 1.0", "SIGN = -1.00"))
+    try:
+        with pytest.raises(PluginError, match="has changed since it was loaded"):
+            identity.code_digest(cls)
+    finally:
+        registry._plugin_files.pop(str(file))
+
+
+def test_code_without_a_source_is_refused() -> None:
+    from otafl.errors import PluginError
+
+    space: dict[str, Any] = {"__name__": "prompt"}
+    exec("class Typed:\n    def step(self):\n        return 1\n", space)
+    with pytest.raises(PluginError, match="its source cannot be found"):
+        identity.code_digest(space["Typed"])
+
+
+def test_a_notebooks_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of one cell, a function and a number of others."""
+    import linecache
+
+    def digest_of(factor: str, other: str) -> str:
+        notebook = ModuleType("notebook_of_a_test")
+        monkeypatch.setitem(sys.modules, "notebook_of_a_test", notebook)
+        cells = {
+            "<cell 1>": f"def scaled(values):\n    return {factor} * values\n",
+            "<cell 2>": f"def other():\n    return {other}\n",
+            "<cell 3>": "class Own:\n    def step(self, values):\n        return scaled(values)\n",
+        }
+        for name, text in cells.items():
+            linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+            exec(compile(text, name, "exec"), vars(notebook))
+        return identity.code_digest(notebook.Own)
+
+    assert digest_of("1.0", "1") == digest_of("1.0", "2")
+    assert digest_of("1.0", "1") != digest_of("2.0", "1")
 
 
 @pytest.mark.parametrize("what", DOES_NOT_MATTER)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 import otafl
 from otafl import fold, rundir
 from otafl.disk import put
-from otafl.errors import RunBusyError, RunDirectoryError
+from otafl.errors import ConfigError, RunBusyError, RunDirectoryError
 from otafl.experiments.conduct import conduct
 from otafl.experiments.study import Study
 from otafl.experiments.sweep import parse_sweep
@@ -313,6 +313,106 @@ class TestLinks:
         with pytest.raises(RunDirectoryError):
             otafl.run(config(**EAGER), out=tmp_path / "run")
         assert time.monotonic() - started < 20
+
+
+class TestPlaces:
+    def test_a_linked_checkpoint_folder_is_refused(self, tmp_path: Path) -> None:
+        """What lies where the link leads stays as it is."""
+        run_until(tmp_path / "run", 6, config(**EAGER))
+        foreign = tmp_path / "years"
+        shutil.move(tmp_path / "run" / "checkpoint", foreign)
+        for year in ("2022", "2023"):
+            (foreign / year).mkdir()
+        before = sorted(path.name for path in foreign.iterdir())
+        (tmp_path / "run" / "checkpoint").symlink_to(foreign)
+        with pytest.raises(RunDirectoryError, match="is a symbolic link"):
+            otafl.run(config(**EAGER), out=tmp_path / "run")
+        assert sorted(path.name for path in foreign.iterdir()) == before
+
+    def test_nothing_is_put_inside_a_run(self, finished: Path, tmp_path: Path) -> None:
+        shutil.copytree(finished, tmp_path / "run")
+        with pytest.raises(RunDirectoryError, match="is inside the run directory"):
+            otafl.run(config(), out=tmp_path / "run" / "checkpoint" / "mine")
+        keys = {**TINY, "algorithm.gamma": TINY_GAMMA}
+        study = Study(tmp_path / "run", parse_sweep({"set": keys, "axes": {"training.lr": [0.1]}}, "t", "t"))
+        with pytest.raises(RunDirectoryError, match="is inside the run directory"):
+            conduct(study, "cpu", quiet=True)
+
+    def test_a_report_replaces_plain_files_only(self, tmp_path: Path) -> None:
+        (tmp_path / "link").symlink_to(tmp_path / "target")
+        os.mkfifo(tmp_path / "pipe")
+        for name in ("link", "pipe"):
+            with pytest.raises(RunDirectoryError, match="is there already and no plain file"):
+                publish(tmp_path / name, b"x")
+
+    def test_fresh_beside_the_folder_one_is_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "here").mkdir()
+        monkeypatch.chdir(tmp_path / "here")
+        assert fold.fresh_directory(Path()) == tmp_path / "here-2"
+        with pytest.raises(ConfigError, match="nothing can be beside"):
+            fold.fresh_directory(Path("/"))
+
+
+@pytest.mark.parametrize("wrong", ["7.5", "inf", ""])
+def test_an_unsealed_run_with_impossible_numbers_is_refused(finished: Path, tmp_path: Path, wrong: str) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    unseal(tmp_path / "run")
+    lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    cells = lines[-1].split(",")
+    cells[lines[0].split(",").index("test_accuracy")] = wrong
+    (tmp_path / "run" / "metrics.csv").write_text("\n".join([*lines[:-1], ",".join(cells)]) + "\n")
+    with pytest.raises(RunDirectoryError, match="impossible test_accuracy"):
+        read_run(tmp_path / "run")
+
+
+def test_a_summary_without_its_seal_is_damaged(finished: Path, tmp_path: Path) -> None:
+    """It is not one of an older version."""
+    shutil.copytree(finished, tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    for key in ("seal", "sha256"):
+        del summary[key]
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(RunDirectoryError, match=r"summary\.json has changed"):
+        read_run(tmp_path / "run")
+
+
+DATA_PLUGIN = """
+import dataclasses
+import numpy as np
+import otafl
+
+@otafl.register_dataset("from-a-file")
+@dataclasses.dataclass(frozen=True)
+class FromAFile:
+    file: str = ""
+
+    def load(self, num_devices):
+        features = np.load(self.file)
+        split = otafl.Split(features, (np.arange(len(features)) % 2).astype(np.int64))
+        return otafl.Dataset(split, split, None, 2)
+"""
+
+
+def test_a_sweep_does_not_keep_results_of_other_data(tmp_path: Path) -> None:
+    from otafl import registry
+
+    (tmp_path / "data_plugin.py").write_text(DATA_PLUGIN)
+    registry.load_plugin(tmp_path / "data_plugin.py")
+    values = np.random.default_rng(0).normal(size=(80, 4)).astype(np.float32)
+    np.save(tmp_path / "d.npy", values)
+    keys = {k: v for k, v in TINY.items() if not k.startswith("data.")}
+    keys |= {"data.name": "from-a-file", "data.file": str(tmp_path / "d.npy"), "algorithm.gamma": TINY_GAMMA}
+    sweep = parse_sweep({"set": keys, "axes": {"training.lr": [0.1]}}, "t", "t")
+    try:
+        assert conduct(Study(tmp_path / "s", sweep), "cpu", quiet=True).status == 0
+        assert conduct(Study(tmp_path / "s", sweep), "cpu", quiet=True).status == 0
+        np.save(tmp_path / "d.npy", values + 1)
+        outcome = conduct(Study(tmp_path / "s", sweep), "cpu", quiet=True)
+        assert outcome.status == 1
+        assert "was made with other data" in next(iter(outcome.errors.values()))
+    finally:
+        registry._registered["datasets"].pop("from-a-file")
+        registry._plugin_files.pop(str(tmp_path / "data_plugin.py"))
 
 
 class TestPublishing:

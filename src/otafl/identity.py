@@ -211,7 +211,8 @@ def _functions(thing: Any) -> list[FunctionType]:
     """A function itself, or those that were written for a class."""
     found = [thing] if isinstance(thing, FunctionType) else filter(inspect.isfunction, vars(thing).values())
     unwrapped = [inspect.unwrap(function) for function in found]
-    return [function for function in unwrapped if function.__code__.co_filename != "<string>"]  # as `dataclass` makes
+    made = {function for function in unwrapped if function.__name__.startswith("__")}  # perhaps by `dataclass`
+    return [function for function in unwrapped if function not in made or function.__code__.co_filename != "<string>"]
 
 
 def _place(thing: Any) -> str:
