@@ -1,4 +1,4 @@
-"""FedOAG-plus: FedOAG with less noise, by one scalar that hides the channel.
+"""FedOAG-plus: FedOAG with less noise, by another scalar in the handshake.
 
 FedOAG scales everybody by γ/B_t: the energy limit is met with slack unless the weakest active device also has the
 largest innovation, and one stale device with a huge innovation sets the noise for all. Here active device i reports
@@ -11,7 +11,8 @@ r_i = ‖Δ_i‖/|h_i|, and with ρ the median of the reports
 θ_min = 1 sends everything ("tight scaling"). Noise is never more than FedOAG's at the same state, 1/κ ≤ B/γ.
 
 Knows: its own h at each device; the server learns who is active and the ratios r_i.
-Does not know: channel statistics on any side, h at the server: reports tell no |h_i|.
+Does not know: channel statistics on any side, h at the server. Its reports depend on |h_i| and tell the server much of
+it, as `otafl check fedoag-plus` says.
 Communicates: d channel uses and one scalar per active device and round; the server broadcasts ρ and κ.
 Departures: none: see docs/algorithms/fedoag-plus.md for its derivation.
 """
