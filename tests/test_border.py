@@ -345,6 +345,10 @@ def test_config_and_python_interface(tmp_path: Path) -> None:
     deep.append(deep)
     with pytest.raises(ConfigError, match="lists within lists"):
         otafl.load_config("stationary", {"model.hidden": deep})
+    odd = os.fsdecode(b"trace-\xff.csv")
+    (tmp_path / odd).write_text("time_s,device,x_m,y_m\n0,0,1,1\n")
+    with pytest.raises(ConfigError, match=r"mobility\.file: is no valid UTF-8"):
+        otafl.load_config("stationary", {"mobility.name": "trace", "mobility.file": str(tmp_path / odd)})
     os.mkfifo(tmp_path / "trace.csv")
     with pytest.raises(ConfigError, match="not a regular file"):
         otafl.load_config("stationary", {"mobility.name": "trace", "mobility.file": str(tmp_path / "trace.csv")})

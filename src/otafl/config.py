@@ -374,7 +374,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
             raise ConfigError(
                 f"{section}.{key}: unknown key{registry.nearest(key, allowed)}; [{section}] has {', '.join(allowed)}"
             )
-        _check_numbers(section, key, value, is_plugin=cls.__module__.partition(".")[0] != "otafl")
+        _check_value(section, key, value, is_plugin=cls.__module__.partition(".")[0] != "otafl")
         try:
             values[key] = TypeAdapter(types[key]).validate_python(_tuples(value), strict=True)
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
@@ -398,13 +398,15 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
     return spec
 
 
-def _check_numbers(section: str, key: str, value: Any, is_plugin: bool, depth: int = 0) -> None:
-    """Refuse numbers that nobody means, and lists within lists without end."""
+def _check_value(section: str, key: str, value: Any, is_plugin: bool, depth: int = 0) -> None:
+    """Refuse numbers that nobody means, names that no file can have, and lists within lists without end."""
     if isinstance(value, list | tuple):
         if depth == DEEPEST:
             raise ConfigError(f"{section}.{key}: has lists within lists, more than {DEEPEST} deep")
         for item in value:
-            _check_numbers(section, key, item, is_plugin, depth + 1)
+            _check_value(section, key, item, is_plugin, depth + 1)
+    elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" or c == "\0" for c in value):
+        raise ConfigError(f"{section}.{key}: is no valid UTF-8")
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(f"{section}.{key}: is a whole number of more than 64 bits")
     elif isinstance(value, float) and not math.isfinite(value):
