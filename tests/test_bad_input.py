@@ -34,6 +34,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+    _image_dataset.cache_clear()  # a new command remembers no images
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["otafl", *arguments])

@@ -54,7 +54,7 @@ def test_quick_answers_import_nothing_heavy(arguments: list[str]) -> None:
 def test_list_shows_everything() -> None:
     shown = otafl("list").stdout
     for kind in registry.BUILTIN:
-        for name in registry.names(kind):
+        for name in registry.BUILTIN[kind]:  # other tests of this process may have registered more
             assert f"  {name} " in shown
     assert "stationary" in shown
 
