@@ -285,6 +285,23 @@ def test_bb_count_divides_by_who_came() -> None:
         assert torch.allclose(info.weights.sum(-1), heard.double(), rtol=1e-12)
 
 
+@pytest.mark.parametrize("algorithm", ["bb-interior", "bb-alternative"])
+def test_bb_truncation_is_the_threshold_of_fedoag(algorithm: str) -> None:
+    """Nobody left out, who came counted: OTA-FedAvg with γ² = g d E_s Λ_min; g = 1.366 is 3e-10 in the paper's cell."""
+    keys = {"cell.devices": 30, "experiment.rounds": 6, "experiment.seeds": [0], "radio.noise_dbm_hz": -173.0}
+    gamma = 3e-10 * math.sqrt(TINY_PARAMS / 814_090)
+    one = simulate(make_config("ota-fedavg", {**keys, "algorithm.gamma": gamma}))
+    truncation = (gamma / reaches(one).min()) ** 2
+    assert truncation == pytest.approx(1.366, abs=0.001)
+    chosen = {"interior_radius_m": 1500.0, "truncation": float(truncation), "divide_by": "count"}
+    other = simulate(make_config(algorithm, {**keys, **{f"algorithm.{key}": value for key, value in chosen.items()}}))
+    state, same = one.init(), other.init()
+    for t in range(6):
+        state, same = one.step(state, t).state, other.step(same, t).state
+        assert torch.allclose(state.params, same.params, rtol=1e-10, atol=0)
+    assert not torch.equal(state.params, one.init().params)
+
+
 def test_bb_follows_devices_or_does_not() -> None:
     """current: the schedule follows the distance of the round; initial: that of round 0."""
     moving = {"mobility.name": "bounded-waypoint", "mobility.speed_mps": [20.0, 40.0], "mobility.territory_m": 900.0}

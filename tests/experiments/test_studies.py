@@ -13,7 +13,7 @@ from otafl.experiments import paper, tune
 from otafl.experiments.sweep import parse_sweep
 from otafl.report.compare import comparison
 from otafl.report.runs import differences, expand, names
-from otafl.report.statistics import Estimate, estimate, mean_accuracy, rounds_to_reach, verdict
+from otafl.report.statistics import Comparison, Estimate, estimate, mean_accuracy, rounds_to_reach, verdict
 from otafl.result import Result, read_run
 from tests.conftest import TINY, make_config
 
@@ -43,16 +43,22 @@ def test_statistics_of_curves() -> None:
 
 
 def test_verdicts() -> None:
-    assert "A is better than B by 2.00 ± 0.50" in verdict("A", "B", Estimate(2.0, 1.0, 0.5, 5))
-    assert "B is better than A by 2.00 ± 0.50" in verdict("A", "B", Estimate(-2.0, 1.0, 0.5, 5))
-    assert "5 seeds cannot separate A and B" in verdict("A", "B", Estimate(0.3, 1.0, 0.5, 5))
-    assert "one seed cannot" in verdict("A", "B", Estimate(3.0, np.nan, np.nan, 1))
+    gap = Estimate(2.0, 1.0, 0.5, 5)
+    assert "A is better than B by 2.00 ± 0.50" in verdict("A", "B", Comparison(gap, 0.01, 1))
+    assert "B is better than A by 2.00 ± 0.50" in verdict("A", "B", Comparison(gap._replace(mean=-2.0), 0.01, 1))
+    unsure = verdict("A", "B", Comparison(gap, 0.07, 4))
+    assert unsure.startswith("5 seeds cannot separate A and B: A is ahead by 2.00 ± 0.50 points")
+    assert "p = 0.07 after Holm's correction for 4 comparisons" in unsure
+    assert "one seed cannot" in verdict("A", "B", Comparison(Estimate(3.0, np.nan, np.nan, 1), np.nan, 1))
 
 
 def test_comparison_is_paired_only_in_the_same_world() -> None:
-    one, other = made_up([[0.1, 0.8], [0.1, 0.9]]), made_up([[0.1, 0.7], [0.1, 0.8]], "ota-fedavg")
+    one = made_up([[0.1, 0.80], [0.1, 0.90], [0.1, 0.85]])
+    other = made_up([[0.1, 0.70], [0.1, 0.80], [0.1, 0.76]], "ota-fedavg")
     text = comparison({"a": one, "b": other})
-    assert "a is better than b by 10.00 ± 0.00" in text
+    assert "a is better than b by 9.67 ± 1.43" in text  # 4.303 · 0.577/√3
+    assert "p = 0.0012)" in text
+    assert "correction" not in text  # one comparison needs none
     moved = Result(one.config.replace({"cell.radius_m": 900.0}), one.rounds, one.metrics, one.params, {}, one.summary)
     assert "not the same world" in comparison({"a": one, "b": moved})
     fewer = made_up([[0.1, 0.8]])
@@ -144,15 +150,15 @@ def test_a_best_value_at_the_edge_is_pointed_out() -> None:
 
 
 def test_figures_need_the_papers_runs() -> None:
-    """18 cells of figure 2, nine values of γ, and no run twice."""
+    """15 cells of figure 2, nine values of γ, and no run twice."""
     sweep, wanted = paper.sweep_of(
         figures := ["fig2", "fig3", "fig5"], {name: paper.needs(name, False) for name in figures}
     )
-    assert len(wanted["fig2"]) == 18
+    assert len(wanted["fig2"]) == 15
     assert [need.config.algorithm.spec.gamma for need in wanted["fig3"]] == list(paper.GAMMAS)
-    assert len(sweep.cases) == 18 + 9 - 1  # FedOAG at its chosen γ is in both
+    assert len(sweep.cases) == 15 + 9 - 1  # FedOAG at its chosen γ is in both
     assert {case.config.experiment.rounds for case in sweep.cases} == {800}
-    assert {case.config.experiment.seeds for case in sweep.cases} == {(0, 1, 2, 3, 4)}
+    assert {case.config.experiment.seeds for case in sweep.cases} == {tuple(range(10))}
     for need in wanted["fig2"]:
         assert need.config.data.name == "mnist"
 

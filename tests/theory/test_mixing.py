@@ -58,10 +58,13 @@ def test_gap_in_the_papers_cell(gamma: float, gap: float) -> None:
 
 
 def test_many_devices_and_the_same_by_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = np.random.default_rng(1).uniform(0.001, 0.9, 1000)
-    dense = spectral_gap(p)
+    """Also where the second and the third eigenvalue are close to each other."""
+    cases = [np.random.default_rng(seed).uniform(0.001, 0.9, m) for m in (60, 1000, 1400) for seed in range(4)]
+    cases += [np.linspace(0.3, 0.9, 1400), np.full(200, 0.2), np.r_[np.full(700, 0.02), np.full(700, 0.0200001)]]
+    dense = [spectral_gap(p) for p in cases]
     monkeypatch.setattr("otafl.theory.mixing.DENSE", 0)
-    assert spectral_gap(p) == pytest.approx(dense, rel=1e-8)
+    for p, expected in zip(cases, dense, strict=True):
+        assert spectral_gap(p) == pytest.approx(expected, rel=1e-9)
     weak = np.exp(-((1e-9 / PAPER_REACH) ** 2))
     assert spectral_gap(weak) == pytest.approx(1.5e-7, rel=0.03)
     assert 0 < spectral_gap(np.random.default_rng(2).uniform(0.001, 0.9, 4000)) < 1

@@ -10,11 +10,11 @@ import numpy as np
 
 from otafl.errors import OtaflError
 from otafl.report.statistics import (
+    compared,
     estimate,
     final_accuracy,
     last_accuracy,
     mean_accuracy,
-    paired_difference,
     rounds_to_reach,
     verdict,
 )
@@ -64,10 +64,17 @@ def comparison(results: Mapping[str, Result], level: float | None = None) -> str
         lines.append(f"runs were made on {' and on '.join(devices)}: equal runs would differ in their last digits")
     for name, result in results.items():
         lines += [f"{name}: {note}" for note in result.notes]
-    (base, reference), *others = results.items()
-    for name, result in others:
-        lines.append(_sentence(name, result, base, reference))
-    return "\n".join(lines)
+    return "\n".join([*lines, *sentences(results)])
+
+
+def sentences(results: Mapping[str, Result]) -> list[str]:
+    """What seeds tell of every run against the first; one family of tests, corrected for their number."""
+    base, reference = next(iter(results.items()))
+    others = {name: result for name, result in results.items() if result is not reference}
+    unpaired = {name: _unpaired(name, result, base, reference) for name, result in others.items()}
+    paired = [base, *(name for name, why in unpaired.items() if why is None)]
+    found = compared({name: last_accuracy(results[name]) for name in paired}, base)
+    return [why or verdict(name, base, found[name]) for name, why in unpaired.items()]
 
 
 def _reach(rounds: np.ndarray) -> str:
@@ -79,9 +86,10 @@ def _reach(rounds: np.ndarray) -> str:
     return f"{middle:.0f}{note}"
 
 
-def _sentence(name: str, result: Result, base: str, reference: Result) -> str:
+def _unpaired(name: str, result: Result, base: str, reference: Result) -> str | None:
+    """Why two runs cannot be compared seed by seed, where they cannot."""
     if result.config.experiment.seeds != reference.config.experiment.seeds:
         return f"{name} and {base}: other seeds, so differences are not paired"
     if not same_world(result, reference):
         return f"{name} and {base}: not the same world, so a seed is not the same draw for both; no paired difference"
-    return verdict(name, base, paired_difference(result, reference))
+    return None

@@ -19,9 +19,10 @@ import numpy as np
 
 from otafl.disk import content_of
 from otafl.errors import ConfigError, RunDirectoryError
+from otafl.report.compare import sentences
 from otafl.report.figures import SPARE_STYLES, STYLES
 from otafl.report.runs import differences
-from otafl.report.statistics import estimate, final_accuracy, last_accuracy, paired_difference, verdict
+from otafl.report.statistics import estimate, final_accuracy, last_accuracy
 from otafl.result import Result
 from otafl.simulation import Simulation
 
@@ -63,11 +64,12 @@ def report(results: Mapping[str, Result], paths: Mapping[str, str]) -> str:
                 "summary": _summary(result),
             }
         )
+    measured = {name: result for name, result in results.items() if "test_accuracy" in result.metrics}
     data = {
         "runs": runs,
         "labels": {name: label for name, label, _ in CURVES},
         "shared": {key: _word(value) for key, value in shared.items()},
-        "sentences": _sentences(results),
+        "sentences": sentences(measured) if next(iter(results)) in measured else [],
     }
     page = resources.files("otafl.report").joinpath("page.html").read_text(encoding="utf-8")
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
@@ -162,19 +164,6 @@ def _summary(result: Result) -> dict[str, Any]:
     shown["diverged"] = f"{failed} (counted with 0 %)" if failed else ""
     shown["notes"] = "; ".join(result.notes)
     return shown
-
-
-def _sentences(results: Mapping[str, Result]) -> list[str]:
-    from otafl.report.compare import same_world
-
-    (base, reference), *others = results.items()
-    sentences = []
-    for name, result in others:
-        if "test_accuracy" not in result.metrics or "test_accuracy" not in reference.metrics:
-            continue
-        if result.config.experiment.seeds == reference.config.experiment.seeds and same_world(result, reference):
-            sentences.append(verdict(name, base, paired_difference(result, reference)))
-    return sentences
 
 
 def _numbers(values: np.ndarray, blank: np.ndarray) -> list[float | None]:

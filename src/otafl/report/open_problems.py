@@ -20,6 +20,7 @@ from otafl.report.statistics import (
     error_bar_text,
     estimate,
     last_accuracy,
+    paired_difference,
     rounds_to_reach,
 )
 from otafl.result import Result, first_averaged
@@ -43,15 +44,13 @@ class Chosen:
 
     @property
     def best(self) -> float:
-        """The fixed γ with the best validation accuracy at the end, among those with the fewest diverged seeds."""
-        return max(self.fixed, key=lambda gamma: (-len(self.fixed[gamma].diverged), _validated(self.fixed[gamma])))
+        """The fixed γ with the best validation accuracy at the end; a seed that failed counts with 0."""
+        return max(self.fixed, key=lambda gamma: _validated(self.fixed[gamma]))
 
     @property
     def gap(self) -> Estimate:
-        """Test accuracy of the adaptive γ minus that of the best fixed one, by seed, of the seeds that no run lost."""
-        fixed = self.fixed[self.best]
-        difference = last_accuracy(self.adaptive) - last_accuracy(fixed)
-        return estimate(difference[_alive(self.adaptive) & _alive(fixed)])
+        """Test accuracy of the adaptive γ minus that of the best fixed one, by seed."""
+        return paired_difference(self.adaptive, self.fixed[self.best])
 
     @property
     def found(self) -> float:
@@ -69,18 +68,7 @@ def _late(result: Result, column: str) -> NDArray[np.float64]:
 
 
 def _validated(result: Result) -> float:
-    values = _late(result, "validation_accuracy")
-    return float(values[np.isfinite(values)].mean()) if np.isfinite(values).any() else -math.inf
-
-
-def _alive(result: Result) -> NDArray[np.bool_]:
-    """Seeds that did not fail, [S]."""
-    return np.array([seed not in result.diverged for seed in result.config.experiment.seeds])
-
-
-def _survivors(result: Result) -> Estimate:
-    """Last accuracy of the seeds that did not fail; how many did stands beside it."""
-    return estimate(last_accuracy(result)[_alive(result)])
+    return float(np.nan_to_num(_late(result, "validation_accuracy")).mean())
 
 
 def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
@@ -96,7 +84,7 @@ def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
         best, edge = row.best, " (edge of the grid)" if row.best in (min(row.fixed), max(row.fixed)) else ""
         fixed, own = _accuracy_text(row.fixed[best]), _accuracy_text(row.adaptive)
         gap = f"{row.gap.mean:+.2f} ± {row.gap.half_width:.2f}" if row.gap.num_seeds > 1 else "–"
-        if row.gap.mean < -TOLERATED or len(row.adaptive.diverged) > len(row.fixed[best].diverged):
+        if row.gap.mean < -TOLERATED:
             gap = f"**{gap}**"
         found = f"{row.found:.2g}" if math.isfinite(row.found) else "–"
         lines.append(f"| {row.world} | {row.method} | {best:.2g}{edge} | {fixed} | {found} | {own} | {gap} |")
@@ -144,8 +132,8 @@ def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
 
 def _points(row: Chosen) -> dict[str, Estimate]:
     """Accuracies of the fixed γ and of the adaptive one."""
-    points = {f"{gamma:g}": _survivors(row.fixed[gamma]) for gamma in sorted(row.fixed)}
-    return points | {"adaptive": _survivors(row.adaptive)}
+    points = {f"{gamma:g}": estimate(last_accuracy(row.fixed[gamma])) for gamma in sorted(row.fixed)}
+    return points | {"adaptive": estimate(last_accuracy(row.adaptive))}
 
 
 def _draw_points(axes: "Axes", row: Chosen, points: Mapping[str, Estimate]) -> None:
@@ -203,9 +191,10 @@ def anchors_table(found: Mapping[tuple[str, str, str], Result], note: str) -> st
 def _accuracy_text(result: Result) -> str:
     diverged = len(result.diverged)
     if diverged == len(result.config.experiment.seeds):
-        return "diverged"
+        return "every seed failed"
     seeds = len(result.config.experiment.seeds)
-    return f"{_survivors(result)}" + (f" ({diverged} of {seeds} seeds diverged)" if diverged else "")
+    level = estimate(last_accuracy(result))
+    return f"{level}" + (f" ({diverged} of {seeds} seeds failed and count with 0)" if diverged else "")
 
 
 def anchors_over_rounds(found: Mapping[str, Mapping[str, Result]], path: Path, title: str) -> Path:
@@ -324,7 +313,7 @@ def excess_loss(panels: Mapping[str, Mapping[str, tuple[Result, float]]], path: 
             kinds = list(dict.fromkeys(label.split(", ", 1)[1] for label in curves))
             for label, (result, optimum) in curves.items():
                 colour, _ = STYLES[result.config.algorithm.name]
-                excess = np.nanmean(result.metrics["test_loss"], axis=0) - optimum
+                excess = result.metrics["test_loss"].mean(axis=0) - optimum  # ends where a seed fails
                 line = dashes[kinds.index(label.split(", ", 1)[1])]
                 axes.plot(result.rounds[1:], excess[1:], line, color=colour, linewidth=1.5)
                 table += [(name, label, int(r), f"{e:.6g}") for r, e in zip(result.rounds, excess, strict=True)]

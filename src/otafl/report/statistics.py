@@ -7,12 +7,16 @@ Does not know: files, figures.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otafl.result import Result, first_averaged
+
+LEVEL = 0.05
+"""The rate at which a whole table may contain a verdict where there is no difference."""
 
 
 class Estimate(NamedTuple):
@@ -104,16 +108,71 @@ def mean_accuracy(result: Result) -> NDArray[np.float64]:
     return np.asarray(np.trapezoid(accuracy, result.rounds, axis=1) / result.config.experiment.rounds)
 
 
-def verdict(one: str, other: str, gap: Estimate) -> str:
-    """A sentence on whether seeds separate two methods; `gap` is the paired difference one minus other."""
+class Comparison(NamedTuple):
+    """A paired difference of one table, and how often chance alone gives one as large anywhere in that table."""
+
+    gap: Estimate
+    p: float
+    """Adjusted by Holm's method for all comparisons of the table; NaN for fewer than two seeds."""
+    family: int
+    """Number of comparisons in the table."""
+
+    @property
+    def told(self) -> bool:
+        """Whether the seeds separate the two."""
+        return self.p < LEVEL
+
+
+def p_value(value: Estimate, bound: float = 0.0) -> float:
+    """Student's two-sided p for a mean that is `bound`; NaN for fewer than two seeds.
+
+    Values that do not differ have no spread to judge by: then it is the sign test's, 2^{1−n} for n seeds on one side.
+    """
+    from scipy.stats import t as student
+
+    if value.num_seeds < 2 or math.isnan(value.mean):
+        return math.nan
+    distance, error = abs(value.mean - bound), value.std / math.sqrt(value.num_seeds)
+    if error <= 1e-9 * distance:
+        return float(2.0 ** (1 - value.num_seeds)) if distance else 1.0
+    return float(2 * student.sf(distance / error, value.num_seeds - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p: below 5 % anywhere with probability at most 5 % where there is nothing to be found.
+
+    However the tests depend on each other. NaN stays, and does not count as a test.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted((p, k) for k, p in enumerate(p_values) if not math.isnan(p))
+    adjusted, largest = [math.nan] * len(p_values), 0.0
+    for rank, (p, k) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        adjusted[k] = largest
+    return adjusted
+
+
+def compared(values: Mapping[str, NDArray[np.float64]], base: str) -> dict[str, Comparison]:
+    """Every row of a table against one of them: values of the same seeds, paired, corrected for their number."""
+    gaps = {name: estimate(value - values[base]) for name, value in values.items() if name != base}
+    adjusted = holm([p_value(gap) for gap in gaps.values()])
+    return {name: Comparison(gap, p, len(gaps)) for (name, gap), p in zip(gaps.items(), adjusted, strict=True)}
+
+
+def verdict(one: str, other: str, found: Comparison) -> str:
+    """A sentence on whether seeds separate two methods; the difference is one minus other."""
+    gap = found.gap
     seeds = f"{gap.num_seeds} seeds" if gap.num_seeds != 1 else "one seed"
-    if gap.num_seeds < 2 or math.isnan(gap.mean):
+    if math.isnan(found.p):
         return f"{one} and {other}: {seeds} cannot separate two methods"
-    if abs(gap.mean) > gap.half_width:
-        better, worse = (one, other) if gap.mean > 0 else (other, one)
-        size = f"{abs(gap.mean):.2f} ± {gap.half_width:.2f} points"
-        return f"{better} is better than {worse} by {size} ({seeds}, paired, 95 %)"
-    return (
-        f"{seeds} cannot separate {one} and {other}: difference {gap.mean:+.2f} ± {gap.half_width:.2f} points "
-        "(paired, 95 %)"
-    )
+    better, worse = (one, other) if gap.mean > 0 else (other, one)
+    size = f"{abs(gap.mean):.2f} ± {gap.half_width:.2f} points"
+    how = f"{seeds}, paired, 95 %"
+    chance = f"p {'< 0.001' if found.p < 0.001 else f'= {found.p:.2g}'}"
+    if found.family > 1:
+        chance += f" after Holm's correction for {found.family} comparisons"
+    if found.told:
+        return f"{better} is better than {worse} by {size} ({how}; {chance})"
+    return f"{seeds} cannot separate {one} and {other}: {better} is ahead by {size} (paired, 95 %; {chance})"

@@ -68,7 +68,7 @@ def gamma_tradeoff(
     title: str,
 ) -> Path:
     """Measured accuracy over γ, and below it the factors with which γ enters the bound, over a finer grid."""
-    lines = {"(D), receiver noise": (ORANGE, "-"), "(B), consensus": (GREEN, "--")}
+    lines = dict(zip(terms, ((ORANGE, "-"), (ORANGE, ":"), (GREEN, "--")), strict=True))
     with drawing(6.4, 5.4, lines=2) as (figure, (top, bottom)):
         means, widths = [value.mean for value in accuracy], [error_bar(value) for value in accuracy]
         top.errorbar(gammas, means, yerr=widths, fmt="o-", color=BLUE, capsize=3, linewidth=1.6)

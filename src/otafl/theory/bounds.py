@@ -1,10 +1,13 @@
 """The paper's lemmas, Theorem 1 and Corollary 1, term by term, as printed and mended.
 
-Where a statement is false as printed, `mended=True` (the default) gives the form that holds:
+`mended=True` (the default) gives what can be proved, `mended=False` what is printed (docs/theory.md has the arguments):
 
 - Lemma 6 loses the 3ζ² of Proposition 1. Without noise, on quadratics started at the optimum of F, its right side is 0
   and its left side is not. Adding 108 ρ η² s² ζ²/(1 − √ρ)² mends it, and Theorem 1 inherits 6 L² times that.
-- Lemma 4 and Theorem 1 write 1 + κ² L² where the proof has 1 + κ² η² s² L².
+- Theorem 1 drops Lemma 6's receiver noise, 576 ρ m η² s² L² d σ_z² (σ² + G²)/(c γ (1 − √ρ))², which its step size
+  makes small only where 576 ρ m ≤ 632 (κ + 1) √(β² + 1) (1 − √ρ). Here it is part of D.
+- Lemma 4's proof weighs a gradient against η s, which has units; with the weight 1/12 the drift of local steps needs no
+  term of its own, so 1 in place of 1 + κ² L².
 - Corollary 1's condition on T gives Theorem 1's step size only for m ≤ s; needed is
   T ≥ 632² s m³ (κ + 1)² (β² + 1)/(1 − √ρ)².
 
@@ -90,7 +93,7 @@ def descent(k: Constants, grad_sq: float, bound_sq: float, consensus: float, men
     """Lemma 4: E F(x̄^{t+1}) − F(x̄^t), given ‖∇F(x̄)‖², E B_t² and (1/m) Σ ‖x_i − x̄‖²."""
     eta, s, smooth, m = k.lr, k.local_steps, k.smoothness, k.num_devices
     noise = eta**2 * smooth * k.num_params * k.noise_var * bound_sq / (k.gamma**2 * m**2)
-    spread = 6 * eta**2 * s**2 * smooth * (k.dissimilarity + k.gradient_var) * _drift(k, mended)
+    spread = 6 * eta**2 * s**2 * smooth * (k.dissimilarity + k.gradient_var) * (1.0 if mended else _printed_drift(k))
     return -eta * s / 3 * grad_sq + noise + spread + eta * s * smooth**2 * consensus
 
 
@@ -125,24 +128,38 @@ def largest_lr(k: Constants, what: str) -> float:
 
 
 def theorem(k: Constants, num_rounds: int, mended: bool = True) -> dict[str, float]:
-    """Theorem 1's terms on the mean of E‖∇F(x̄^t)‖²: A initialisation, B consensus, C gradients, D receiver noise."""
-    eta, s, smooth = k.lr, k.local_steps, k.smoothness
+    """Theorem 1's terms on the mean of E‖∇F(x̄^t)‖²: A initialisation, B consensus, C gradients, D receiver noise.
+
+    D is the noise in x̄ itself, 72 …/m, and that in the devices' models around it, 576 …; printed is 73 …/m.
+    """
+    x, m = k.lr * k.local_steps * k.smoothness, k.num_devices
+    spread = k.rho / k.root_gap**2
     signal = 36 * k.gradient_var + (108 * k.dissimilarity if mended else 0.0)
-    noise = 73 * eta * s * smooth * k.num_params * k.noise_var * (k.gradient_var + k.gradient_bound)
+    noise = k.num_params * k.noise_var * (k.gradient_var + k.gradient_bound) / (k.least_prob * k.gamma) ** 2
     return {
-        "A": 6 * k.initial_gap / (eta * s * num_rounds),
-        "B": 6 * smooth**2 * k.rho * eta**2 * s**2 * signal / k.root_gap**2,
-        "C": 36 * eta * s * smooth * _drift(k, mended) * (k.gradient_var + k.dissimilarity),
-        "D": noise / ((k.least_prob * k.gamma) ** 2 * k.num_devices),
+        "A": 6 * k.initial_gap / (k.lr * k.local_steps * num_rounds),
+        "B": 6 * x**2 * spread * signal,
+        "C": 36 * x * (k.gradient_var + k.dissimilarity) * (1.0 if mended else _printed_drift(k)),
+        "D": noise * (72 * x / m + 576 * m * x**2 * spread if mended else 73 * x / m),
     }
 
 
-def gamma_factors(prob: NDArray[np.float64], gamma: float) -> tuple[float, float]:
-    """How γ enters Theorem 1's terms D and B: 1/(cγ)² and ρ/(1 − √ρ)²; infinite where a device is never heard."""
+def absorbed(k: Constants) -> float:
+    """What Theorem 1's last step takes to be at most 1: 576 ρ m/(632 (κ + 1) √(β² + 1) (1 − √ρ))."""
+    root = math.sqrt(k.dissimilarity_slope + 1)
+    return 576 * k.rho * k.num_devices / (632 * (k.kappa + 1) * root * k.root_gap)
+
+
+def gamma_factors(prob: NDArray[np.float64], gamma: float) -> tuple[float, float, float]:
+    """How γ enters Theorem 1: D in x̄, 1/(cγ)²; D around x̄, ρ/((1 − √ρ) cγ)²; B, ρ/(1 − √ρ)².
+
+    Infinite where a device is never heard.
+    """
     gap, least = spectral_gap(prob), float(prob.min())
     noise = 1 / (least * gamma) ** 2 if least * gamma > 1e-150 else math.inf
     rho = max(0.0, 1 - gap)
-    return noise, rho * ((1 + math.sqrt(rho)) / gap) ** 2 if gap > 0 else math.inf
+    spread = rho * ((1 + math.sqrt(rho)) / gap) ** 2 if gap > 0 else math.inf
+    return noise, noise * spread if spread else 0.0, spread
 
 
 def corollary_lr(num_devices: int, local_steps: int, smoothness: float, num_rounds: int) -> float:
@@ -158,7 +175,6 @@ def rounds_needed(k: Constants, mended: bool = True) -> float:
     return common * (s * m**3 if mended else (s * m) ** 2)
 
 
-def _drift(k: Constants, mended: bool) -> float:
-    """1 + κ² η² s² L², printed as 1 + κ² L²."""
-    scale = k.lr * k.local_steps if mended else 1.0
-    return 1 + (k.kappa * scale * k.smoothness) ** 2
+def _printed_drift(k: Constants) -> float:
+    """1 + κ² L²."""
+    return 1 + (k.kappa * k.smoothness) ** 2
