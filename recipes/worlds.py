@@ -17,6 +17,7 @@ import numpy as np
 from rule import Bench, Choice, Knob, table
 
 import otafl
+from otafl.report.statistics import holm, p_value, paired_difference
 from otafl.world.channel import trajectory
 
 OUT = Path("results") / "worlds"
@@ -83,10 +84,15 @@ def main() -> None:
     options = parser.parse_args()
     bench = Bench(OUT / ("quick" if options.quick else "full"), options.device, options.workers, options.quick)
     methods = [name for name in METHODS if not options.only or name in ("fedoag", *options.only)]
+    gaps = {}
     for world in options.world:
         choices = {method: choose(bench, world, method) for method in methods}
         results = bench.report(world, {method: choice.keys for method, choice in choices.items()})
         print(f"\n**{world}**\n\n{table(results, choices, 'fedoag')}\n", flush=True)
+        gaps |= {(world, name): paired_difference(results[name], results["fedoag"]) for name in methods[1:]}
+    print(f"All worlds are one table: {len(gaps)} comparisons with FedOAG, p by Holm")
+    for (world, name), p in zip(gaps, holm([p_value(gap) for gap in gaps.values()]), strict=True):
+        print(f"{world:<11} {name:<15} {gaps[world, name].mean:+.2f} ± {gaps[world, name].half_width:.2f}  p {p:.3g}")
 
 
 if __name__ == "__main__":

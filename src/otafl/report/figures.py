@@ -169,8 +169,9 @@ def accuracy_over_gamma(gammas: Sequence[float], results: Sequence[Result], path
         axes.patch.set_visible(False)
         means, widths = [value.mean for value in accuracy], [error_bar(value) for value in accuracy]
         axes.errorbar(place, means, yerr=widths, fmt="o-", color="#0072B2", capsize=3, linewidth=1.6)
-        for x, mean in zip(place, means, strict=True):
-            axes.annotate(f"{mean:.1f}", (x, mean), textcoords="offset points", xytext=(0, 8), ha="center", fontsize=8)
+        for x, mean, width in zip(place, means, widths, strict=True):
+            top = (x, mean + width)
+            axes.annotate(f"{mean:.1f}", top, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=8)
         axes.set_xticks(place, [_gamma_text(gamma) for gamma in gammas])
         axes.set_xlabel("γ")
         axes.set_ylim(0, 105)
