@@ -12,6 +12,7 @@ from otafl.config import load_config
 from otafl.experiments import open_figures, open_problems
 from otafl.experiments.paper import Need
 from otafl.report.open_problems import Chosen, adaptive_table
+from otafl.report.statistics import last_accuracy
 from otafl.result import Result
 from tests.conftest import make_config
 
@@ -61,7 +62,7 @@ def test_edge_amplitude_is_where_an_edge_device_is_heard_a_third_of_the_time() -
     assert exponent == pytest.approx(1, rel=1e-9)
 
 
-def test_the_best_fixed_gamma_is_chosen_on_validation_among_runs_that_lived() -> None:
+def test_the_best_fixed_gamma_is_chosen_on_validation_and_failed_seeds_count() -> None:
     config = make_config("fedoag")
     broken = curve(99)
     broken[1, 5:] = np.nan
@@ -74,7 +75,11 @@ def test_the_best_fixed_gamma_is_chosen_on_validation_among_runs_that_lived() ->
     table = adaptive_table([row], "note")
     assert "4e-10 (edge of the grid)" in table
     lost = Chosen("there", "FedOAG", 2e-10, {1e-10: fixed[1e-10]}, result(config, broken, {1: 45}, gamma=1e-10))
-    assert "1 of 3 seeds diverged" in adaptive_table([lost], "note")
+    assert "1 of 3 seeds failed and count with 0" in adaptive_table([lost], "note")
+    beside = Chosen("there", "FedOAG", 2e-10, {2e-10: fixed[2e-10]}, lost.adaptive)
+    kept = np.delete(last_accuracy(lost.adaptive), 1)
+    assert last_accuracy(lost.adaptive)[1] == 0
+    assert beside.gap.mean == pytest.approx(kept.sum() / 3 - last_accuracy(fixed[2e-10]).mean())
 
 
 def drawn(figure: str, needs: list[Need], made: dict[int, Result], folder: Path) -> list[Path]:
