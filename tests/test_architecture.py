@@ -75,8 +75,8 @@ def lines_with(pattern: str) -> set[str]:
 
 def test_one_place_for_each_thing() -> None:
     assert lines_with(r"SeedSequence|default_rng|np\.random\.seed") == {"random.py"}
-    assert lines_with(r"manual_seed") == {"radio/air.py", "engine/models.py", "integrations/sionna.py"}  # from keys
-    assert lines_with(r"\.normal_\(|torch\.randn") == {"radio/air.py"}
+    assert lines_with(r"manual_seed") == {"radio/noise.py", "engine/models.py", "integrations/sionna.py"}  # from keys
+    assert lines_with(r"\.normal_\(|torch\.randn") == {"radio/noise.py"}
     assert lines_with(r"log10") == {"units.py", "world/tr38901.py"}  # whose tables are in decibels
     assert lines_with(r"for t in range\(") == {"fold.py", "conformance.py", "world/process.py", "world/mobility.py"}
 

@@ -550,7 +550,7 @@ MORE_PLUGINS: dict[str, tuple[type, str]] = {
     ),
     "own-signal": (
         misbehave(step=lambda self, state, round: round.uplink(object(), round.device.h, Base.everyone(round))),  # noqa: A006
-        r"uplink\(\) sends what train\(\) returned, not a object",
+        r"uplink\(\) sends what train\(\) returned or otafl.Vectors, not a object",
     ),
     "forges-accuracy": (
         misbehave(
@@ -603,7 +603,7 @@ def test_writing_into_a_view_does_not_change_the_channel() -> None:
     before = round_.device.h
     round_.device.h.fill_(1.0)
     assert torch.equal(round_.device.h, before)
-    assert torch.equal(round_._coeff, before)
+    assert torch.equal(round_._channel.coeff, before)
 
 
 @dataclasses.dataclass

@@ -21,7 +21,7 @@ from otafl.conformance import check, world_of
 from otafl.engine.rows import Rows, announce, rows_of
 from otafl.engine.updates import Updates
 from otafl.errors import EnergyError, PluginError
-from otafl.radio.air import addressed_noise
+from otafl.radio.noise import addressed_noise
 from otafl.registry import lookup
 from tests.test_bad_input import Shell, shell  # noqa: F401 - a fixture
 
@@ -220,7 +220,7 @@ STOPPED = [
     (SelfClose, PluginError, "no attribute 'close'"),
     (InfoLies, PluginError, "Info.active names a device that neither reported nor transmitted"),
     (IdealLater, PluginError, "`ideal_radio` must be True or False in the class"),
-    (Subclass, PluginError, r"uplink\(\) sends what train\(\) returned, not a Quiet"),
+    (Subclass, PluginError, r"uplink\(\) sends what train\(\) returned or otafl.Vectors, not a Quiet"),
     (Shadowed, PluginError, r"uplink\(\) sends what train\(\) returned"),
     (Grown, EnergyError, "times the energy limit"),
     (GrownMask, PluginError, "that `active` says is silent|times the energy limit"),

@@ -23,14 +23,15 @@ from otafl.algorithms.base import MOST_REPORTS, Round
 from otafl.config import PAPER_PARAMS, Config, load_config
 from otafl.errors import ConfigError
 from otafl.fold import flatten_state, run
-from otafl.radio.air import Air
+from otafl.radio.air import Air, Reception
 from otafl.radio.csi import Reports, View
+from otafl.radio.knowledge import OWN, Quantity
 from otafl.random import Streams
 from otafl.registry import in_a_line
 from otafl.result import Result
 from otafl.simulation import Simulation
 from otafl.units import linear_to_db
-from otafl.world.channel import Trajectory, trajectory
+from otafl.world.channel import Trajectory, combined, trajectory
 
 ROUNDS = 12
 WORLD: dict[str, Any] = {
@@ -112,9 +113,9 @@ class Listening(Round):
         self.said.append(self.reports[-1].values.clone())
         return Reports(self.reports[-1].values.clone(), self.reports[-1].who.clone())
 
-    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor) -> Tensor:
+    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
         """As any round does it."""
-        self.received.append(super().uplink(signal, tx_scale, who))
+        self.received.append(super().uplink(signal, tx_scale, who, reception))
         self._remember(signal, tx_scale, who)
         return self.received[-1].clone()
 
@@ -135,19 +136,21 @@ class Replaying(Listening):
         old = self.left[0].pop(0) if self.left[0] else nothing
         return Reports(old.values.clone(), old.who.clone())
 
-    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor) -> Tensor:
-        """What was heard before."""
+    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
+        """What was heard before; nothing, where nothing was."""
         self._remember(signal, tx_scale, who)
-        silence = torch.zeros(len(who), self.problem.num_params, dtype=self.problem.initial.dtype)
-        return self.left[1].pop(0).clone() if self.left[1] else silence
+        if self.left[1]:
+            return self.left[1].pop(0).clone()
+        silent = dataclasses.replace(self._air, noise_var_j=0.0) if isinstance(self._air, Air) else self._air
+        return silent.uplink(signal, torch.zeros_like(tx_scale), who, self._channel, self.t, 0, reception)[0]
 
 
 class Deaf(Round):
     """A round whose server hears rubbish of a thousandth of the size."""
 
-    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor) -> Tensor:
+    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
         """Not what was sent."""
-        heard = super().uplink(signal, tx_scale, who)
+        heard = super().uplink(signal, tx_scale, who, reception)
         drawn = Streams(7).at("rubbish", int(self.t)).standard_normal(tuple(heard.shape))
         rubbish = torch.nn.functional.normalize(torch.from_numpy(drawn), dim=-1).to(heard.dtype)
         return rubbish.mul_(1e-3 * heard.norm(dim=-1, keepdim=True))
@@ -167,10 +170,19 @@ def _replaying(sim: Simulation, t: int, recorded: Listening, factors: Tensor, **
     made.__class__ = Replaying
     made.left = list(recorded.reports), list(recorded.received)
     view = made.device
-    changed = {quantity: values * factors.to(values.dtype) for quantity, values in view._values.items()}
+    changed = {quantity: _other(quantity, values, factors) for quantity, values in view._values.items()}
     made.device = View(view._owner, "device", view._allowed, changed)
     made.server, made.plan = recorded.server, recorded.plan
     return made  # type: ignore[no-any-return]
+
+
+def _other(quantity: Quantity, values: Tensor, factors: Tensor) -> Tensor:
+    """What a device knows of its channel [..., M], times factors or turned by them; the server's antennas stay."""
+    if quantity not in OWN:
+        return values
+    return values * (
+        torch.polar(torch.ones_like(factors), factors) if quantity == "phase" else factors.to(values.dtype)
+    )
 
 
 def _copied(state: Any) -> Any:
@@ -187,8 +199,10 @@ class _Elsewhere(Simulation):
         mine = super()._world(seed)
         if getattr(self.config.algorithm.spec, "ideal_radio", False):  # uploads without a radio carry their sender
             return mine
-        drawn = Streams(seed + 1_000).at("other fades").standard_normal((2, *mine.coeff.shape))
-        return dataclasses.replace(mine, coeff=np.sqrt(mine.mean_gain / 2) * (drawn[0] + 1j * drawn[1]))
+        drawn = Streams(seed + 1_000).at("other fades").standard_normal((2, *mine.each.shape))
+        each = np.sqrt(mine.antenna_gain / 2)[..., None] * (drawn[0] + 1j * drawn[1])
+        coeff = each[..., 0] if mine.antennas == 1 else combined(mine.antenna_gain, np.moveaxis(each, -1, 0))[1]
+        return dataclasses.replace(mine, each=each, coeff=coeff)
 
 
 class _OtherFuture(Simulation):
@@ -267,7 +281,7 @@ def _isolation(config: Config) -> tuple[Verdict, str]:
         believed = {q: values.cpu() for q, values in sim._channel.items()}
         masks = []
         for scale in (torch.ones_like(factors), factors):
-            values = {q: known * scale.to(known.dtype) for q, known in believed.items()}
+            values = {q: _other(q, known, scale) for q, known in believed.items()}
             view = View("check", "device", sim.algorithm.knowledge.device, values)
             masks.append(sim.algorithm.active(view, sim.problem))
         if masks[0] is not None and not torch.equal(masks[0][..., others], masks[1][..., others]):
@@ -317,11 +331,13 @@ def _noise(config: Config) -> tuple[Verdict, str]:
 
         after, _ = sim.algorithm.step(state, sim.round_at(t, air=dataclasses.replace(sim.air, noise=silence)))
         moved = torch.nn.functional.normalize(after.params - state.params, dim=-1)
-        for noise in drawn:
+        for noise in (
+            noise for noise in drawn if noise.shape == moved.shape
+        ):  # of another length, it cannot be taken off
             alike += (moved * torch.nn.functional.normalize(noise, dim=-1)).sum(-1)[moved.norm(dim=-1) > 0].tolist()
         state = after
     if not alike:
-        return "note", "the model never moved"
+        return "note", "the model never moved, or what is heard is no sum of models"
     found, chance = float(np.mean(alike)), 1 / math.sqrt(len(alike) * sim.problem.num_params)
     if abs(found) > 6 * chance:
         return "FAIL", (
@@ -377,7 +393,7 @@ def _reports(config: Config) -> tuple[Verdict, str]:
             changed.left = list(plain.reports), list(plain.received)
             sim.algorithm.step(_copied(state), changed)
         for k, report in enumerate(plain.reports):
-            size = plain._coeff.abs()[report.who]
+            size = plain._channel.coeff.abs()[report.who]
             pairs.setdefault(k, []).extend(zip(report.values[report.who].tolist(), size.tolist(), strict=True))
             for found, changed in ((by_data, other), (by_channel, turned)):
                 mine = changed.said[k] if k < len(changed.said) else torch.zeros_like(report.values)

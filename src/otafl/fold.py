@@ -21,7 +21,7 @@ from otafl.config import Config, load_config
 from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError
 from otafl.identity import is_plugin, name_hash, sources
 from otafl.metrics import Ledger, Rows, consensus, on_host
-from otafl.radio.air import NoiseSource
+from otafl.radio.noise import NoiseSource
 from otafl.result import (
     Recorder,
     Result,

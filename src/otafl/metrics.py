@@ -14,7 +14,7 @@ since the previous row; round 0 has none. Blank means that a quantity does not e
                                       first), over devices
     anchors                           models the server holds for its devices after r rounds
     energy_ratio_max                  largest energy of a device in a round over the limit d E_s
-    snr_db                            received signal-to-noise ratio ‖Σ h_i x̂_i‖²/(d σ_z²), mean over the rounds
+    snr_db                            received signal-to-noise ratio ‖Σ h_i x̂_i‖²/(Q σ_z²), mean over the rounds
                                       with a transmission, in dB
     noise_to_update                   ‖z‖/‖Σ h_i x̂_i‖, the noise in the recovered mean update over that update,
                                       mean over the rounds with a transmission
@@ -22,7 +22,7 @@ since the previous row; round 0 has none. Blank means that a quantity does not e
     grad_norm_sq, mean_grad_norm_sq   ‖∇F‖² of the full training objective at x^r and, with "mean", at x̄^r
                                       ("gradient")
     energy_j                          energy spent by all devices so far
-    channel_uses                      analog channel uses so far: d per transmission
+    channel_uses                      analog channel uses so far: Q per transmission, d for updates
     scalar_reports                    scalars reported over the error-free digital link so far
 
 Knows: states, what rounds did.
@@ -150,7 +150,7 @@ class Ledger:
             sent &= use.signal_norm > 0
             if noise_var_j > 0 and use.channel_uses:
                 signal = torch.where(sent, use.signal_norm, 1.0)
-                self.snr += torch.where(sent, signal.square() / (use.channel_uses * noise_var_j), 0.0)
+                self.snr += torch.where(sent, signal.square() / (use.dimensions * noise_var_j), 0.0)
                 self.noise_to_update += torch.where(sent, use.noise_norm / signal, 0.0)
                 self.sent_rounds += sent
         for name, value in info.extra.items():

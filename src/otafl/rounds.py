@@ -67,7 +67,7 @@ class _StaticRounds:
         self._batches.copy_(self._sim.sampler.at(t))
         if isinstance(self._sim.air, Air):
             for name, noise in zip(self._names, self._noise, strict=True):
-                noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, self._sim.objective.num_params))
+                noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, noise.shape[-1]))
         if self._done >= WARM_UP and self._graph is None and self._recordable:
             self._record()
         if self._graph is not None:
@@ -100,13 +100,13 @@ class _StaticRounds:
         self._ledger.observe(self._t, step, self._sim.noise_var_j)
         _overwrite(self._state, step.state)
 
-    def _static_noise(self, seeds: Sequence[int], name: str, t: Any, num_params: int) -> Tensor:
+    def _static_noise(self, seeds: Sequence[int], name: str, t: Any, size: int) -> Tensor:
         """The noise that `advance` has drawn; the first round shows what is needed."""
         if name not in self._names:
             assert isinstance(self._sim.air, Air)
             assert self._now is not None
             self._names.append(name)
-            self._noise.append(self._sim.air.noise(seeds, name, self._now, num_params).clone())
+            self._noise.append(self._sim.air.noise(seeds, name, self._now, size).clone())
         return self._noise[self._names.index(name)]
 
 

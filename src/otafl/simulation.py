@@ -28,11 +28,11 @@ from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
 from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.memory import refuse_too_large
 from otafl.metrics import EXPLODED, RESERVED_COLUMNS
-from otafl.radio.air import Air, EnergyGuard, IdealAir, NoiseSource, addressed_noise
+from otafl.radio.air import Air, Channel, EnergyGuard, IdealAir
 from otafl.radio.csi import View
-from otafl.radio.imperfect import ImperfectAir
-from otafl.radio.knowledge import Knowledge, Quantity
+from otafl.radio.knowledge import OWN, Knowledge, Quantity
 from otafl.radio.link import inversion_threshold
+from otafl.radio.noise import NoiseSource, addressed_noise
 from otafl.random import Streams
 from otafl.registry import guarded
 from otafl.world.channel import Trajectory, active_prob, trajectory
@@ -60,6 +60,8 @@ class Simulation:
         if not isinstance(knowledge, Knowledge):
             raise PluginError(f"{self._who}: declare `knowledge = otafl.Knowledge(...)`: what it reads of the channel")
         self._knowledge = knowledge  # once: what it declares holds for the run
+        if strange := sorted(knowledge.device - OWN):
+            raise PluginError(f"{self._who}: a device cannot know {', '.join(strange)}; the server can")
         if dataset is None:
             dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
         self.shares = [_share_out(config, dataset, seed) for seed in self.seeds]
@@ -77,23 +79,25 @@ class Simulation:
             "mean_gain": self._stacked(lambda world, streams: world.mean_gain),
             "distance_m": self._stacked(lambda world, streams: world.distance_m),
         }
+        host_channel |= self._more_known(host_channel["h"])
         self._channel = {quantity: values.to(device) for quantity, values in host_channel.items()}
         self._coeff = self._channel["h"]  # as it is
         if not imperfect.none:
             self._coeff = self._stacked(lambda world, streams: imperfect.true(world.coeff, streams)).to(device)
+        self._each = None  # at every antenna, [T, S, M, N]
+        if config.radio.antennas > 1:
+            self._each = self._stacked(lambda world, streams: imperfect.true(world.each, streams)).to(device)
         self.noise_var_j = config.radio.noise_var_j
         num_params = self.objective.num_params
-        self.air: Air | IdealAir = IdealAir(num_params)
+        self.air: Air | IdealAir = IdealAir()
         ideal = inspect.getattr_static(type(self.algorithm), "ideal_radio", False)
         if not isinstance(ideal, bool):
             raise PluginError(f"{self._who}: `ideal_radio` must be True or False in the class")
         if not ideal:
             source = noise or addressed_noise(device, self.dtype)
-            self.air = Air(self.seeds, num_params, self.noise_var_j, source)
-            if not imperfect.none:
-                parts = (imperfect, config.radio.symbol_energy_j, host_channel["mean_gain"])
-                self.air = ImperfectAir(self.seeds, num_params, self.noise_var_j, source, *parts)
-        self.guard = EnergyGuard(config.algorithm.name, self.seeds, num_params * config.radio.symbol_energy_j, device)
+            flawed = (imperfect, host_channel["mean_gain"])
+            self.air = Air(self.seeds, config.radio.symbol_energy_j, self.noise_var_j, source, *flawed)
+        self.guard = EnergyGuard(config.algorithm.name, self.seeds, device)
         training = config.training
         self.sampler = shared_sampler(
             self.seeds, self.shares, training.local_steps, training.batch_size, training.batches, device
@@ -154,7 +158,7 @@ class Simulation:
         self._strays |= spent.strays
         self._absent |= spent.absent
         finite = torch.linalg.vector_norm(state.params, ord=torch.inf, dim=-1) <= EXPLODED
-        return Step(state, info, spent, self.guard.note(round_.t, spent.energy_j, finite), finite)
+        return Step(state, info, spent, self.guard.note(round_.t, spent.energy_ratio, finite), finite)
 
     def round_at(self, t: int, *, batches: Tensor | None = None, air: Air | None = None) -> Round:
         """The instruments of round t; other `batches` or another `air` show what follows from them."""
@@ -162,7 +166,7 @@ class Simulation:
             t,
             self.config.training.lr_at(t),
             {quantity: rounds[t] for quantity, rounds in self._channel.items()},
-            self._coeff[t],
+            Channel(self._coeff[t], None if self._each is None else self._each[t]),
             lambda: self.sampler.at(t) if batches is None else batches,
             air or self.air,
             None if self._active is None else self._active.at(t),
@@ -176,7 +180,8 @@ class Simulation:
         now = {name: rounds.index_select(0, t.view(1))[0] for name, rounds in self._channel.items() if name in needed}
         active = None if self._active is None else self._active.pick(t)
         plan = {name: values.index_select(0, t.view(1))[0] for name, values in self._plan.items()}
-        return self._round(t, lr, now, now["h"], lambda: batches, air, active, None, plan)
+        each = None if self._each is None else self._each.index_select(0, t.view(1))[0]
+        return self._round(t, lr, now, Channel(now["h"], each), lambda: batches, air, active, None, plan)
 
     @property
     def static(self) -> bool:
@@ -197,7 +202,7 @@ class Simulation:
         t: int | Tensor,
         lr: float | Tensor,
         now: Mapping[Quantity, Tensor],
-        coeff: Tensor,
+        channel: Channel,
         batches: Callable[[], Tensor],
         air: Air | IdealAir,
         active: Tensor | None,
@@ -212,7 +217,7 @@ class Simulation:
             seeds=self.seeds,
             device=self._view("device", now),
             server=self._view("server", now),
-            coeff=coeff,
+            channel=channel,
             engine=self._engine,
             objective=self.objective,
             batches=batches,
@@ -322,6 +327,25 @@ class Simulation:
             seed,
             config.radio.antennas,
         )
+
+    def _more_known(self, h: Tensor) -> dict[Quantity, Tensor]:
+        """What a method declares beyond every device's h, gain and distance; from the believed h [T, S, M]."""
+        declared = self._knowledge.device | self._knowledge.server
+        if {"h_each", "sum_h"} & declared and (
+            self.config.imperfect.pilot_snr_db < np.inf or self.config.imperfect.estimate_age
+        ):
+            raise ConfigError(
+                f"imperfect.pilot_snr_db and estimate_age: errors of h_each and sum_h, which {self._who} needs at the "
+                "server, are not modelled; leave them off"
+            )
+        more: dict[Quantity, Tensor] = {}
+        if "phase" in declared:
+            more["phase"] = torch.polar(torch.ones_like(h.real), h.angle())
+        if "h_each" in declared:
+            more["h_each"] = self._stacked(lambda world, streams: world.each)
+        if "sum_h" in declared:
+            more["sum_h"] = self._stacked(lambda world, streams: world.each.sum(1))
+        return more
 
     def _stacked(self, part: Callable[[Trajectory, Streams], Any]) -> Tensor:
         """[T, S, M] on the host."""

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import ConfigError, EnergyError
-from otafl.radio.air import Air, EnergyGuard, IdealAir, addressed_noise
+from otafl.radio.air import Air, Channel, EnergyGuard, IdealAir
 from otafl.radio.link import LinkBudget, inversion_threshold
+from otafl.radio.noise import addressed_noise
 
 CPU = torch.device("cpu")
 
@@ -31,8 +32,8 @@ def truncated_inversion(gamma: float, coeff: Tensor, active: Tensor, bound: Tens
     return torch.where(active, gamma / (coeff * bound[:, None]), 0.0)
 
 
-def quiet(size: int = 7) -> Air:
-    return Air((0, 1), size, 0.0, addressed_noise(CPU, torch.float64))
+def quiet() -> Air:
+    return Air((0, 1), 1.0, 0.0, addressed_noise(CPU, torch.float64))
 
 
 def test_paper_link_budget() -> None:
@@ -52,7 +53,7 @@ def test_inverted_signals_superpose_to_the_weighted_sum() -> None:
     signal, coeff = vectors(), channel()
     active = coeff.abs() >= coeff.abs().median()
     bound = signal.norms(active).max(-1).values
-    heard, _ = quiet().uplink(signal, truncated_inversion(3e-9, coeff, active, bound), active, coeff, 0, 0)
+    heard, _ = quiet().uplink(signal, truncated_inversion(3e-9, coeff, active, bound), active, Channel(coeff), 0, 0)
     expected = (signal.dense() * active[..., None]).sum(1) * 3e-9 / bound[:, None]
     assert torch.allclose(heard, expected, rtol=1e-12, atol=0)
 
@@ -64,7 +65,7 @@ def test_phases_do_not_matter() -> None:
     bound = signal.norms(everyone).max(-1).values
     turned = coeff * torch.polar(torch.ones(5, dtype=torch.float64), torch.arange(5, dtype=torch.float64))
     one, other = (
-        quiet().uplink(signal, truncated_inversion(1e-9, h, everyone, bound), everyone, h, 0, 0)[0]
+        quiet().uplink(signal, truncated_inversion(1e-9, h, everyone, bound), everyone, Channel(h), 0, 0)[0]
         for h in (coeff, turned)
     )
     assert torch.allclose(one, other, rtol=1e-12)
@@ -73,18 +74,18 @@ def test_phases_do_not_matter() -> None:
 def test_noise_has_the_stated_variance_and_is_addressed() -> None:
     """C3: mean 0 and variance σ_z² per real dimension, 5 standard errors; the same address gives the same noise."""
     size, variance = 200_000, 5.012e-21
-    air = Air((0, 1), size, variance, addressed_noise(CPU, torch.float32))
+    air = Air((0, 1), 1.0, variance, addressed_noise(CPU, torch.float32))
     silent = Updates(torch.zeros((2, 1, size)), *shared_reference(torch.zeros((2, size)), 1), lr=1.0)
     nobody = torch.zeros((2, 1), dtype=torch.bool)
     scale = torch.zeros((2, 1), dtype=torch.complex128)
-    first = air.uplink(silent, scale, nobody, scale, 3, 0)[0]
+    first = air.uplink(silent, scale, nobody, Channel(scale), 3, 0)[0]
     unit = first.to(torch.float64) / math.sqrt(variance)
     assert (unit.mean(-1).abs() < 5 / math.sqrt(size)).all()
     assert ((unit.square().mean(-1) - 1).abs() < 5 * math.sqrt(2 / size)).all()
     assert (unit[0] * unit[1]).mean().abs() < 5 / math.sqrt(size)  # seeds are independent
-    assert torch.equal(first, air.uplink(silent, scale, nobody, scale, 3, 0)[0])
-    assert not torch.equal(first, air.uplink(silent, scale, nobody, scale, 4, 0)[0])
-    assert not torch.equal(first, air.uplink(silent, scale, nobody, scale, 3, 1)[0])
+    assert torch.equal(first, air.uplink(silent, scale, nobody, Channel(scale), 3, 0)[0])
+    assert not torch.equal(first, air.uplink(silent, scale, nobody, Channel(scale), 4, 0)[0])
+    assert not torch.equal(first, air.uplink(silent, scale, nobody, Channel(scale), 3, 1)[0])
 
 
 def test_silent_nan_does_not_poison_the_others() -> None:
@@ -94,9 +95,9 @@ def test_silent_nan_does_not_poison_the_others() -> None:
     broken = Updates(end, *shared_reference(torch.zeros((2, 7), dtype=torch.float64), 5), lr=0.5)
     active = torch.tensor([[True, True, False, True, True]] * 2)
     scale = truncated_inversion(1e-9, coeff, active, torch.ones(2, dtype=torch.float64))
-    heard = quiet().uplink(broken, scale, active, coeff, 0, 0)[0]
+    heard = quiet().uplink(broken, scale, active, Channel(coeff), 0, 0)[0]
     assert heard.isfinite().all()
-    assert torch.allclose(heard, quiet().uplink(signal, scale, active, coeff, 0, 0)[0])
+    assert torch.allclose(heard, quiet().uplink(signal, scale, active, Channel(coeff), 0, 0)[0])
 
 
 def test_energy_and_norms_are_accumulated_in_float64() -> None:
@@ -110,13 +111,13 @@ def test_energy_and_norms_are_accumulated_in_float64() -> None:
 
 
 def test_energy_guard_names_seed_round_device_and_excess() -> None:
-    guard = EnergyGuard("mine", (7, 8), 2.0, CPU)
+    guard = EnergyGuard("mine", (7, 8), CPU)
     alive, dead = torch.tensor([True, True]), torch.tensor([False, False])
-    guard.note(0, torch.tensor([[1.0, 2.0], [0.5, 2.0 * (1 + 5e-10)]], dtype=torch.float64), alive)
+    guard.note(0, torch.tensor([[0.5, 1.0], [0.25, 1 + 5e-10]], dtype=torch.float64), alive)
     guard.check()  # exactly at the limit, and within rounding
-    guard.note(1, torch.tensor([[1.0, math.nan], [math.inf, 0.0]], dtype=torch.float64), dead)
+    guard.note(1, torch.tensor([[0.5, math.nan], [math.inf, 0.0]], dtype=torch.float64), dead)
     guard.check()  # the models are not finite either: divergence, which is reported as such
-    guard.note(5, torch.tensor([[0.0, 0.0], [3.0, 0.0]], dtype=torch.float64), alive)
+    guard.note(5, torch.tensor([[0.0, 0.0], [1.5, 0.0]], dtype=torch.float64), alive)
     with pytest.raises(EnergyError, match=r"mine: seed 8, round 5, device 0 sent 1\.5 times"):
         guard.check()
 
@@ -124,7 +125,7 @@ def test_energy_guard_names_seed_round_device_and_excess() -> None:
 @pytest.mark.parametrize("energy_j", [math.nan, math.inf])
 def test_energy_that_is_not_finite_is_a_violation(energy_j: float) -> None:
     """A signal so strong that its energy overflows must not pass as silence."""
-    guard = EnergyGuard("mine", (7,), 2.0, CPU)
+    guard = EnergyGuard("mine", (7,), CPU)
     guard.note(3, torch.tensor([[0.0, energy_j]], dtype=torch.float64), torch.tensor([True]))
     with pytest.raises(EnergyError, match="seed 7, round 3, device 1"):
         guard.check()
@@ -148,9 +149,9 @@ def test_norms_follow_a_mask_that_is_changed_in_place() -> None:
 
 def test_injected_noise_is_left_alone() -> None:
     kept = torch.ones((2, 7), dtype=torch.float64)
-    air = Air((0, 1), 7, 4.0, lambda seeds, name, t, size: kept)
+    air = Air((0, 1), 1.0, 4.0, lambda seeds, name, t, size: kept)
     nobody = torch.zeros((2, 5), dtype=torch.bool)
-    heard, _ = air.uplink(vectors(), torch.zeros((2, 5), dtype=torch.complex128), nobody, channel(), 0, 0)
+    heard, _ = air.uplink(vectors(), torch.zeros((2, 5), dtype=torch.complex128), nobody, Channel(channel()), 0, 0)
     assert (heard == 2).all()
     assert (kept == 1).all()
 
@@ -167,7 +168,7 @@ def test_ideal_air_is_exact_and_free() -> None:
     signal = vectors()
     weights = torch.full((2, 5), 0.2, dtype=torch.float64)
     everyone = torch.ones((2, 5), dtype=torch.bool)
-    heard, entry = IdealAir(7).uplink(signal, weights, everyone, channel(), 0, 0)
+    heard, entry = IdealAir().uplink(signal, weights, everyone, Channel(channel()), 0, 0)
     assert torch.allclose(heard, signal.dense().mean(1))
     assert (entry.energy_j == 0).all()
     assert entry.channel_uses == 0

@@ -11,8 +11,9 @@ from torch import Tensor
 from otafl.engine.updates import Updates, shared_reference
 from otafl.errors import ConfigError
 from otafl.fold import run
-from otafl.radio.air import addressed_noise
-from otafl.radio.imperfect import ImperfectAir, Imperfections
+from otafl.radio.air import Air, Channel
+from otafl.radio.imperfect import Imperfections
+from otafl.radio.noise import addressed_noise
 from otafl.random import Streams
 from tests.conftest import make_config, make_quadratic, simulate
 
@@ -40,9 +41,9 @@ def vectors(size: int, devices: int = 1) -> Updates:
     return Updates(end, *shared_reference(torch.zeros((1, size), dtype=torch.float64), devices), lr=1.0)
 
 
-def air(size: int, devices: int = 1, mean_gain: float = 1.0, **flaw: Any) -> ImperfectAir:
+def air(devices: int = 1, mean_gain: float = 1.0, **flaw: Any) -> Air:
     gains = torch.full((1, 1, devices), mean_gain, dtype=torch.float64)
-    return ImperfectAir((0,), size, 0.0, addressed_noise(CPU, torch.float64), Imperfections(**flaw), 1.0, gains)
+    return Air((0,), 1.0, 0.0, addressed_noise(CPU, torch.float64), Imperfections(**flaw), gains)
 
 
 def one(devices: int = 1) -> tuple[Tensor, Tensor]:
@@ -91,8 +92,8 @@ def test_belief_and_truth_are_apart() -> None:
     world = sim.worlds[0]
     round_ = sim.round_at(2)
     assert not np.allclose(round_.device.h[0].numpy(), world.coeff[2])
-    assert np.allclose(np.abs(round_._coeff[0].numpy()), np.abs(world.coeff[2]))  # the phase error only
-    assert not np.allclose(round_._coeff[0].numpy(), world.coeff[2])
+    assert np.allclose(np.abs(round_._channel.coeff[0].numpy()), np.abs(world.coeff[2]))  # the phase error only
+    assert not np.allclose(round_._channel.coeff[0].numpy(), world.coeff[2])
 
 
 def test_pilots_have_their_error() -> None:
@@ -115,7 +116,7 @@ def test_phase_errors_cost_their_cosine() -> None:
 
 def test_timing_smears_into_the_next_symbol_and_keeps_the_sum() -> None:
     signal, (who, h) = vectors(1000), one()
-    heard, _ = air(1000, timing_std=0.3).uplink(signal, h, who, h, 0, 0)
+    heard, _ = air(timing_std=0.3).uplink(signal, h, who, Channel(h), 0, 0)
     sent = signal.dense()[0, 0]
     before = torch.nn.functional.pad(sent[:-1], (1, 0))
     share = float(((heard[0] - sent) @ (before - sent)) / ((before - sent) @ (before - sent)))
@@ -125,7 +126,7 @@ def test_timing_smears_into_the_next_symbol_and_keeps_the_sum() -> None:
 
 def test_clipping_limits_amplitudes_and_counts_less_energy() -> None:
     signal, (who, h) = vectors(1000), one()
-    heard, sent = air(1000, clip_amplitude=0.8).uplink(signal, h, who, h, 0, 0)
+    heard, sent = air(clip_amplitude=0.8).uplink(signal, h, who, Channel(h), 0, 0)
     assert float(heard.abs().max()) == pytest.approx(0.8)
     assert torch.allclose(heard[0], signal.dense()[0, 0].clamp(-0.8, 0.8))
     assert float(sent.energy_j) == pytest.approx(float(heard.square().sum()))
@@ -136,7 +137,7 @@ def test_quantisation_error_is_that_of_its_step() -> None:
     signal, (who, h) = vectors(20_000), one()
     plain = signal.dense()[0, 0]
     for bits in (4, 8):
-        heard, sent = air(20_000, bits=bits).uplink(signal, h, who, h, 0, 0)
+        heard, sent = air(bits=bits).uplink(signal, h, who, Channel(h), 0, 0)
         step = float(plain.abs().max()) / (2 ** (bits - 1) - 1)
         error = (heard[0] - plain).square()
         assert float(error.mean()) == pytest.approx(step**2 / 12, rel=0.1)
@@ -148,15 +149,15 @@ def test_fading_goes_on_within_an_upload() -> None:
     devices, rho = 4000, 0.8
     who, _ = one(devices)
     h = torch.full((1, devices), 3.0, dtype=torch.complex128)
-    kind = air(50, devices, block_uses=10, block_correlation=rho)
-    blocks = kind._blocks(h[0], np.ones(devices), Streams(0).at("blocks/0", 0))
+    kind = air(devices, block_uses=10, block_correlation=rho)
+    blocks = kind.imperfect.of_upload(0, 0, 0, h[0][:, None], np.ones(devices), 50).blocks[..., 0]
     assert blocks.shape == (5, devices)
     for b in range(5):
         mean, power = blocks[b].real, blocks[b].abs().square()
         assert abs(float(mean.mean()) - 3 * rho**b) <= 5 * float(mean.std()) / math.sqrt(devices) + 1e-12
         expected = 9 * rho ** (2 * b) + 1 - rho ** (2 * b)
         assert abs(float(power.mean()) - expected) <= 5 * float(power.std()) / math.sqrt(devices) + 1e-9
-    heard, _ = kind.uplink(vectors(50, devices), 1 / h, who, h, 0, 0)
+    heard, _ = kind.uplink(vectors(50, devices), 1 / h, who, Channel(h), 0, 0)
     expected = (vectors(50, devices).dense()[0] * (blocks / 3).real.repeat_interleave(10, 0).T).sum(0)
     assert torch.allclose(heard[0], expected)
 
@@ -164,7 +165,7 @@ def test_fading_goes_on_within_an_upload() -> None:
 def test_interference_is_noise_nobody_knows_of() -> None:
     signal, (who, h) = vectors(50_000), one()
     kind = Imperfections(interference_dbm_hz=-170.0)
-    heard, ledger = air(50_000, interference_dbm_hz=-170.0).uplink(signal, h, who, h, 0, 0)
+    heard, ledger = air(interference_dbm_hz=-170.0).uplink(signal, h, who, Channel(h), 0, 0)
     extra = (heard[0] - signal.dense()[0, 0]).square()
     assert abs(float(extra.mean()) / kind.interference_var_j - 1) < 5 * math.sqrt(2 / 50_000)
     assert float(ledger.signal_norm) == pytest.approx(float(signal.norms(who)))  # it is not signal

@@ -47,14 +47,15 @@ from otafl.engine.rows import Rows, announce, rows_of
 from otafl.engine.training import Engine, LocalWork
 from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import PluginError
-from otafl.radio.air import Air, IdealAir, Transmission, check_mask
+from otafl.radio.air import RECEPTIONS, Air, Channel, IdealAir, Reception, Transmission, check_mask
 from otafl.radio.csi import Reports, View
 from otafl.radio.imperfect import Downlink
 from otafl.radio.knowledge import Knowledge
+from otafl.radio.vectors import Vectors
 from otafl.random import Streams
 
 ALIGNMENT = 32  # elements: the largest alignment that matrix products on a GPU ask for
-SIGNALS = (Updates, FactoredUpdates)
+SIGNALS = (Updates, FactoredUpdates, Vectors)
 """The classes that the radio takes: their norms and sums are the library's."""
 MOST_REPORTS = 8  # scalars of a device in a round: what is longer is no side information
 
@@ -131,7 +132,7 @@ class Round:
         seeds: tuple[int, ...],
         device: View,
         server: View,
-        coeff: Tensor,
+        channel: Channel,
         engine: Engine,
         objective: Objective,
         batches: Callable[[], Tensor],
@@ -156,16 +157,18 @@ class Round:
         self._active_version = 0 if active is None else active._version
         self.device, self.server = device, server
         self.donates = engine.donates
-        self._owner, self._coeff, self._air = owner, coeff, air
+        self._owner, self._channel, self._air = owner, channel, air
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps = local_steps
         self._open, self._reports = True, 0
         self._told = None if active is None else active.clone()  # as it was, whatever a method does to the other
         self._heard = torch.zeros_like(everyone)
         self._transmissions: list[Transmission] = []
-        self._energy_j = torch.zeros(coeff.shape, dtype=torch.float64, device=coeff.device)
-        self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=coeff.device)
-        self._strays = torch.zeros(len(seeds), dtype=torch.bool, device=coeff.device)
+        place = channel.coeff.device
+        self._energy_j = torch.zeros(channel.coeff.shape, dtype=torch.float64, device=place)
+        self._energy_ratio = torch.zeros_like(self._energy_j)
+        self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=place)
+        self._strays = torch.zeros(len(seeds), dtype=torch.bool, device=place)
 
     @property
     def active(self) -> Tensor:
@@ -244,15 +247,28 @@ class Round:
         self._note(who)
         return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
 
-    def uplink(self, signal: Updates, tx_scale: Tensor, who: Tensor) -> Tensor:
-        """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what is heard, [S, P]."""
+    def uplink(self, signal: Updates | Vectors, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
+        """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what the server hears.
+
+        The signal is what `train` returned, or `Vectors` of any length Q, which is the number of channel uses: each
+        device may spend Q E_s. The reception is "real" [S, Q], "complex" [S, Q], "antennas" [S, N, Q] or
+        "energy" [S, Q]: see `otafl.radio.air`.
+        """
         shape = self._check("uplink()")
         if type(signal) not in SIGNALS or not {"norms", "measured_norms", "superpose", "dense"}.isdisjoint(
             vars(signal)
         ):
             raise PluginError(
-                f"algorithm {self._owner}: uplink() sends what train() returned, not a {type(signal).__name__}"
+                f"algorithm {self._owner}: uplink() sends what train() returned or otafl.Vectors, not a "
+                f"{type(signal).__name__}"
             )
+        if isinstance(signal, Vectors) and signal.values.shape[:2] != shape:
+            raise PluginError(
+                f"algorithm {self._owner}: uplink() needs vectors of shape {[*shape, 'Q']}, got "
+                f"{list(signal.values.shape)}"
+            )
+        if reception not in RECEPTIONS:
+            raise PluginError(f"algorithm {self._owner}: reception is one of {', '.join(RECEPTIONS)}")
         self._check_plain("uplink()", tx_scale, who)
         if tx_scale.shape != shape:
             raise PluginError(
@@ -262,9 +278,11 @@ class Round:
         self._note(who)
         if who.device.type == "cpu":
             who = who.clone()  # a mask of our own: nobody has announced other rows for it
-        heard, transmission = self._air.uplink(signal, tx_scale, who, self._coeff, self.t, len(self._transmissions))
-        self._transmissions.append(transmission)
-        self._energy_j += transmission.energy_j
+        use = len(self._transmissions)
+        heard, spent = self._air.uplink(signal, tx_scale, who, self._channel, self.t, use, reception)
+        self._transmissions.append(spent)
+        self._energy_j += spent.energy_j
+        self._energy_ratio = torch.maximum(self._energy_ratio, spent.energy_j / spent.limit_j)
         return heard
 
     def draw(self, name: str) -> list[np.random.Generator]:
@@ -278,7 +296,8 @@ class Round:
         self._check("step()")
         self._open = False
         absent = (active & ~self._heard).any(-1)
-        return Spent(tuple(self._transmissions), self._energy_j, self._scalars, self._strays, absent)
+        parts = (self._energy_j, self._energy_ratio, self._scalars, self._strays, absent)
+        return Spent(tuple(self._transmissions), *parts)
 
     def _note(self, who: Tensor) -> None:
         """Remember who is heard, and devices that are though the method's `active` says that they are silent."""
@@ -301,7 +320,8 @@ class Round:
         """The shape [S, M], if the round is still going on."""
         if not self._open:
             raise PluginError(f"algorithm {self._owner}: {call} of round {int(self.t)} was called after that round")
-        return self._coeff.shape[0], self._coeff.shape[1]
+        num_seeds, num_devices = self._channel.coeff.shape
+        return num_seeds, num_devices
 
 
 class Spent(NamedTuple):
@@ -310,6 +330,8 @@ class Spent(NamedTuple):
     transmissions: tuple[Transmission, ...]
     energy_j: Tensor
     """Energy of every device, float64 [S, M]."""
+    energy_ratio: Tensor
+    """That of an upload over its limit, the largest of the round, float64 [S, M]."""
     scalars: Tensor
     """Reported scalars, int [S]."""
     strays: Tensor

@@ -166,6 +166,13 @@ class FactoredUpdates(Updates):
             self._tails[mine] - self._start_tail[index // rows.num_devices],
         )
 
+    def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
+        """(first position, last position, end − start) of some rows, in chunks."""
+        end = self.end.flatten(0, 1)  # seldom asked for: made all at once
+        for start, stop in _chunks(self._work, len(rows)):
+            index = rows.index[start:stop]
+            yield start, stop, end[index].sub_(self._work.start[index // rows.num_devices])
+
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
         if self._squares is None:

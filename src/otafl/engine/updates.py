@@ -4,13 +4,15 @@ Knows: end points of local training and the models they are measured against.
 Does not know: how training was done, the radio.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from otafl.engine import kernels
 from otafl.engine.rows import Rows, rows_of
+from otafl.errors import PluginError
+from otafl.radio.vectors import Vectors
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference formed at once
 
@@ -54,6 +56,37 @@ class Updates:
         """`norms` of the vectors as they are now, whatever was found before: what the radio goes by."""
         self._check()
         return self._masked_norms(who) / self._lr
+
+    @property
+    def size(self) -> int:
+        """P: as many channel uses."""
+        return self._pool.shape[2]
+
+    @property
+    def is_complex(self) -> bool:
+        """Updates are real."""
+        return False
+
+    def encode(self, f: Callable[..., Tensor], size: int, who: Tensor, *own: Tensor) -> Vectors:
+        """The function f of every update of the devices `who`, [n, P] to [n, size], as vectors; 0 for the others.
+
+        It is done for some devices at a time: f must treat rows alike and apart. `own` are tensors [S, M, ...] of which
+        f gets the same devices' rows: what they remember, for instance.
+        """
+        self._check()
+        rows, found = rows_of(who), None
+        for start, stop, difference in self._differences(rows):
+            index = rows.index[start:stop]
+            coded = f(difference / self._lr, *(values.flatten(0, 1)[index] for values in own))
+            if type(coded) is not Tensor or coded.shape != (stop - start, size):
+                got = tuple(coded.shape) if isinstance(coded, Tensor) else type(coded).__name__
+                raise PluginError(f"encode(): the function must give [n, {size}], got {got} for n = {stop - start}")
+            if found is None:
+                found = coded.new_zeros(who.numel(), size)
+            found[index] = coded
+        if found is None:  # nobody: real zeros
+            found = self._pool.new_zeros(who.numel(), size)
+        return Vectors(found.view(*who.shape, size))
 
     def dense(self) -> Tensor:
         """All updates at once, [S, M, P]."""

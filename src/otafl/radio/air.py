@@ -1,46 +1,76 @@
 """The air: superposes what devices send, adds receiver noise, and holds everyone to the energy limit.
 
-Nobody else adds noise. The convention on real dimensions and noise is that of `otafl.radio.link`.
+Device i sends x̂_i, Q values on as many channel uses, with ‖x̂_i‖² ≤ Q E_s. Antenna n of the server hears
+y_n = Σ_i h_{i,n} x̂_i + z_n, where every real dimension of the noise, in-phase and quadrature alike, has variance σ_z².
+How the server listens is the reception:
 
-Knows: updates, transmit scales, channel coefficients, noise, energy.
+    real       the in-phase part of y, [S, Q]; y is that of one antenna, or of several after combining (below)
+    complex    y, [S, Q] complex; its real part is what "real" hears
+    antennas   every antenna's y_n, [S, N, Q] complex
+    energy     Σ_n |y_n|², [S, Q]: nobody needs a phase reference
+
+With several antennas "real" and "complex" hear them after maximum-ratio combining for the sum of all devices
+(`otafl.world.channel.combined`). Nobody else adds noise or multiplies by h.
+
+Knows: signals, transmit scales, channel coefficients, noise, energy, imperfect radios.
 Does not know: models, data, which method is speaking.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from otafl.errors import EnergyError, PluginError
-from otafl.random import Streams
+from otafl.radio.imperfect import Imperfections
+from otafl.radio.noise import NoiseSource
+from otafl.radio.vectors import Vectors
 
 ENERGY_TOLERANCE = 1e-9  # relative excess that counts as rounding
+Reception = Literal["real", "complex", "antennas", "energy"]
+RECEPTIONS: tuple[Reception, ...] = ("real", "complex", "antennas", "energy")
 
 
 class Signal(Protocol):
-    """One vector per device, lazily: all the air needs of an update."""
+    """One vector per device, lazily or not: all the air needs of what devices send."""
 
-    def norms(self, who: Tensor) -> Tensor:
-        """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others."""
+    @property
+    def size(self) -> int:
+        """Values of a vector: channel uses."""
+        ...
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether values are complex."""
         ...
 
     def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
-        """Σ_i weights_i · vector_i over the devices `who`, [S, P]."""
+        """Σ_i weights_i · vector_i over the devices `who`, [S, Q]; complex weights only where values are."""
         ...
 
     def measured_norms(self, who: Tensor) -> Tensor:
-        """`norms`, measured now."""
+        """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others; measured now."""
         ...
 
     def dense(self) -> Tensor:
-        """All vectors, [S, M, P]; for radios that change single values."""
+        """All vectors, [S, M, Q]; for radios that change single values."""
         ...
 
 
-NoiseSource = Callable[[Sequence[int], str, int, int], Tensor]
-"""(seeds, name, t, num_params) to unit-variance noise [S, P] on the compute device."""
+@dataclass(frozen=True)
+class Channel:
+    """What signals meet in one round."""
+
+    coeff: Tensor
+    """h_i after combining, complex [S, M]."""
+    each: Tensor | None = None
+    """h_{i,n} at every antenna, complex [S, M, N]; None for one antenna."""
+
+    def heard_by(self, reception: Reception) -> Tensor:
+        """h_i at what the server listens with, [S, M, K]."""
+        return self.coeff[..., None] if reception in ("real", "complex") or self.each is None else self.each
 
 
 @dataclass(frozen=True)
@@ -49,27 +79,18 @@ class Transmission:
 
     energy_j: Tensor
     """‖x̂_i‖² of every device, float64 [S, M]."""
+    limit_j: float
+    """Q E_s; infinite where energy does not count."""
     signal_norm: Tensor
-    """‖Σ h_i x̂_i‖ before noise, float64 [S]."""
+    """‖Σ h_i x̂_i‖ before noise, over all that is heard, float64 [S]."""
     noise_norm: Tensor
     """‖z‖ where anybody transmitted, else 0, float64 [S]."""
     transmitted: Tensor
     """Whether anybody transmitted, bool [S]."""
     channel_uses: int
-
-
-def addressed_noise(device: torch.device, dtype: torch.dtype) -> NoiseSource:
-    """Unit-variance Gaussian noise drawn on the compute device from the address (seed, name, t)."""
-    generator = torch.Generator(device=device)
-
-    def draw(seeds: Sequence[int], name: str, t: int, num_params: int) -> Tensor:
-        noise = torch.empty((len(seeds), num_params), device=device, dtype=dtype)
-        for row, seed in zip(noise, seeds, strict=True):
-            generator.manual_seed(Streams(seed).key(name, t))
-            row.normal_(generator=generator)
-        return noise
-
-    return draw
+    """Q; 0 where there is no radio."""
+    dimensions: int
+    """Real dimensions of what is heard: Q, or 2Q for each antenna."""
 
 
 @dataclass(frozen=True)
@@ -77,61 +98,147 @@ class Air:
     """The noisy multiple-access channel."""
 
     seeds: tuple[int, ...]
-    num_params: int
+    symbol_energy_j: float
     noise_var_j: float
     noise: NoiseSource
+    imperfect: Imperfections = field(default_factory=Imperfections)
+    mean_gain: Tensor | None = None
+    """Λ of every round, [T, S, M] on the host; around which fading goes on within an upload of an imperfect radio."""
 
     def uplink(
-        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
+        self,
+        signal: Signal,
+        tx_scale: Tensor,
+        who: Tensor,
+        channel: Channel,
+        t: Any,
+        use: int,
+        reception: Reception = "real",
     ) -> tuple[Tensor, Transmission]:
-        """Devices `who` send tx_scale_i times their vector through h_i = coeff_i, all at once.
+        """Devices `who` send tx_scale_i times their vector through the channel, all at once.
 
-        Returns what the server hears, the in-phase part of Σ h_i x̂_i + z, [S, P], and the ledger's entry.
+        Returns what the server hears and the ledger's entry.
         """
         tx_scale = torch.where(who, tx_scale.to(torch.complex128), 0.0)
-        heard, energy_j = self.superposed(signal, tx_scale, who, coeff, t, use)
-        transmitted = (tx_scale != 0).any(-1)
-        signal_norm = torch.linalg.vector_norm(heard, dim=-1, dtype=torch.float64)
-        noise_norm = torch.zeros_like(signal_norm)
-        if self.noise_var_j > 0:
-            name = "noise" if use == 0 else f"noise/{use}"
-            noise, noise_std = self.noise(self.seeds, name, t, self.num_params), self.noise_var_j**0.5
-            noise_norm = torch.linalg.vector_norm(noise, dim=-1, dtype=torch.float64) * (noise_std * transmitted)
-            heard.add_(noise, alpha=noise_std)
-        other = self.disturbance(t, use)
-        if other is not None:
-            heard.add_(other)
-            size = torch.linalg.vector_norm(other, dim=-1, dtype=torch.float64) * transmitted
-            noise_norm = torch.hypot(noise_norm, size)
-        return heard, Transmission(energy_j, signal_norm, noise_norm, transmitted, self.num_params)
-
-    def disturbance(self, t: Any, use: int) -> Tensor | None:
-        """What else the server hears, [S, P]."""
-        return None
-
-    def superposed(
-        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
-    ) -> tuple[Tensor, Tensor]:
-        """The in-phase part of Σ h_i x̂_i [S, P], and each device's energy [S, M]."""
         energy_j = tx_scale.abs().square() * signal.measured_norms(who).square()
-        return signal.superpose((coeff * tx_scale).real, who), energy_j
+        h = channel.heard_by(reception)
+        if self.imperfect.dense:
+            heard, share = self._written_out(signal, tx_scale, who, h, int(t), use, reception)
+            energy_j = energy_j * share
+        else:
+            heard = _superposed(signal, h * tx_scale[..., None], who, reception)
+        transmitted = (tx_scale != 0).any(-1)
+        signal_norm = _norm(heard)
+        noise_norm = self._disturb(heard, transmitted, t, use)
+        entry = Transmission(
+            energy_j,
+            signal.size * self.symbol_energy_j,
+            signal_norm,
+            noise_norm,
+            transmitted,
+            signal.size,
+            heard[0].numel() * (2 if heard.is_complex() else 1),
+        )
+        if reception == "energy":
+            return heard.abs().square().sum(1), entry
+        return heard if reception == "antennas" else heard[:, 0], entry
+
+    def _disturb(self, heard: Tensor, transmitted: Tensor, t: Any, use: int) -> Tensor:
+        """Add noise and interference to what is heard [S, K, Q], in place; their norm [S] where anybody transmitted."""
+        norm_sq = torch.zeros(len(heard), dtype=torch.float64, device=heard.device)
+        for kind, variance in (("noise", self.noise_var_j), ("interference", self.imperfect.interference_var_j)):
+            if variance > 0:
+                for part, name in _dimensions(heard, kind, use):
+                    drawn = self.noise(self.seeds, name, t, heard.shape[-1])
+                    part.add_(drawn, alpha=variance**0.5)
+                    norm_sq += (_norm(drawn) * (variance**0.5 * transmitted)).square()
+        return norm_sq.sqrt()
+
+    def _written_out(
+        self, signal: Signal, tx_scale: Tensor, who: Tensor, h: Tensor, t: int, use: int, reception: Reception
+    ) -> tuple[Tensor, Tensor]:
+        """What is heard before noise [S, K, Q] and the share of its energy each device sends [S, M]: value by value."""
+        assert self.mean_gain is not None
+        sums, shares, dense = [], torch.ones(who.shape, dtype=torch.float64, device=who.device), signal.dense()
+        for s, seed in enumerate(self.seeds):
+            flaws = self.imperfect.of_upload(seed, t, use, h[s], self.mean_gain[t, s].numpy(), signal.size)
+            total = None
+            for i in torch.nonzero(who[s]).flatten().tolist():
+                sent, share = self.imperfect.converted(dense[s, i], float(tx_scale[s, i].abs()), self.symbol_energy_j)
+                shares[s, i] = share
+                arrived = flaws.arrived(sent, i, tx_scale[s, i], in_phase=reception == "real")
+                total = arrived if total is None else total.add_(arrived)
+            if total is None:
+                total = _nothing(dense[s], h.shape[-1], reception)
+            sums.append(total)
+        return torch.stack(sums), shares
+
+
+def _superposed(signal: Signal, weights: Tensor, who: Tensor, reception: Reception) -> Tensor:
+    """Σ_i weights_i · vector_i for complex weights [S, M, K]: [S, K, Q]; only its in-phase part where that is heard."""
+    if isinstance(signal, Vectors):
+        if reception == "real" and not signal.is_complex:
+            return signal.superpose(weights.real, who)
+        heard = signal.superpose(weights, who)
+        return heard.real.contiguous() if reception == "real" else heard
+    parts = []
+    for k in range(weights.shape[-1]):
+        in_phase = signal.superpose(weights[..., k].real, who)
+        if reception != "real":
+            in_phase = torch.complex(in_phase, signal.superpose(weights[..., k].imag, who))
+        parts.append(in_phase)
+    return parts[0][:, None] if len(parts) == 1 else torch.stack(parts, dim=1)
+
+
+def _dimensions(heard: Tensor, kind: str, use: int) -> Iterator[tuple[Tensor, str]]:
+    """Real parts of what is heard [S, K, Q], and the name of the noise that each gets."""
+    name = kind if kind == "noise" and use == 0 else f"{kind}/{use}"
+    for k in range(heard.shape[1]):
+        mine = name if k == 0 else f"{name}/antenna {k}"
+        if heard.is_complex():
+            parts = torch.view_as_real(heard[:, k])
+            yield parts[..., 0], mine
+            yield parts[..., 1], f"{mine}/quadrature"
+        else:
+            yield heard[:, k], mine
+
+
+def _norm(values: Tensor) -> Tensor:
+    """Euclidean norm of each seed's values, float64 [S]."""
+    parts = torch.view_as_real(values) if values.is_complex() else values
+    norm: Tensor = torch.linalg.vector_norm(parts.flatten(1), dim=-1, dtype=torch.float64)
+    return norm
+
+
+def _nothing(dense: Tensor, num_heard: int, reception: Reception) -> Tensor:
+    """What is heard where nobody sends, [K, Q]."""
+    dtype = dense.dtype if reception == "real" else torch.promote_types(dense.dtype, torch.complex64)
+    if reception == "real" and dense.is_complex():
+        dtype = dense.real.dtype
+    return dense.new_zeros((num_heard, dense.shape[-1]), dtype=dtype)
 
 
 @dataclass(frozen=True)
 class IdealAir:
     """Error-free and free of charge: the sum arrives as it was meant, no channel, noise or energy."""
 
-    num_params: int
-
     def uplink(
-        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
+        self,
+        signal: Signal,
+        tx_scale: Tensor,
+        who: Tensor,
+        channel: Channel,
+        t: Any,
+        use: int,
+        reception: Reception = "real",
     ) -> tuple[Tensor, Transmission]:
-        """Σ_i Re(tx_scale_i) · vector_i over the devices `who`."""
-        weights = torch.where(who, tx_scale.to(torch.complex128), 0.0).real
-        heard = signal.superpose(weights, who)
-        norm = torch.linalg.vector_norm(heard, dim=-1, dtype=torch.float64)
-        nothing = torch.zeros_like(weights)
-        return heard, Transmission(nothing, norm, torch.zeros_like(norm), who.any(-1), channel_uses=0)
+        """Σ_i tx_scale_i · vector_i over the devices `who`; its in-phase part where only that is heard."""
+        if reception not in ("real", "complex"):
+            raise PluginError(f'an error-free uplink has no antennas: reception = "{reception}" needs a radio')
+        weights = torch.where(who, tx_scale.to(torch.complex128), 0.0)
+        heard = _superposed(signal, weights[..., None], who, reception)[:, 0]
+        norm, nothing = _norm(heard), torch.zeros(who.shape, dtype=torch.float64, device=who.device)
+        return heard, Transmission(nothing, torch.inf, norm, torch.zeros_like(norm), who.any(-1), 0, 0)
 
 
 class EnergyGuard:
@@ -140,19 +247,18 @@ class EnergyGuard:
     The ratios stay on the compute device until `check`, so that no round waits for the host.
     """
 
-    def __init__(self, owner: str, seeds: tuple[int, ...], limit_j: float, device: torch.device) -> None:
-        self._owner, self._seeds, self._limit_j = owner, seeds, limit_j
+    def __init__(self, owner: str, seeds: tuple[int, ...], device: torch.device) -> None:
+        self._owner, self._seeds = owner, seeds
         self._ratio = torch.zeros(len(seeds), dtype=torch.float64, device=device)
         self._place = torch.zeros((len(seeds), 2), dtype=torch.int64, device=device)
 
-    def note(self, t: int | Tensor, energy_j: Tensor, alive: Tensor) -> Tensor:
-        """Remember the energies [S, M] spent in round t; returns each seed's largest ratio [S].
+    def note(self, t: int | Tensor, ratio: Tensor, alive: Tensor) -> Tensor:
+        """Remember the energies of round t over their limits [S, M]; returns each seed's largest [S].
 
         An energy that is not finite is a violation, unless the seed's model has exploded: that seed (not `alive` [S])
         has diverged, which is reported as such. A finite energy counts in any case.
         """
-        energy_j = torch.where(energy_j.isfinite(), energy_j, torch.where(alive[:, None], torch.inf, 0.0))
-        largest = (energy_j / self._limit_j).max(dim=-1)
+        largest = torch.where(ratio.isfinite(), ratio, torch.where(alive[:, None], torch.inf, 0.0)).max(dim=-1)
         worse = largest.values > self._ratio
         self._ratio.copy_(torch.where(worse, largest.values, self._ratio))
         place = torch.stack([torch.zeros_like(largest.indices) + t, largest.indices], dim=-1)
@@ -171,7 +277,7 @@ class EnergyGuard:
                     f"{where} sends what has no finite energy; where its update has exploded, lower training.lr"
                 )
             raise EnergyError(
-                f"{where} sent {ratio:.9g} times the energy limit d E_s = {self._limit_j:.4g} J; scale its signal down"
+                f"{where} sent {ratio:.9g} times the energy limit, E_s for each channel use; scale its signal down"
             )
 
 

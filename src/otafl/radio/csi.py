@@ -17,7 +17,7 @@ from otafl.radio.knowledge import QUANTITIES, Quantity
 class View:
     """One side's view of the channel in one round; reading what was not declared raises.
 
-    `h` is the complex coefficient [S, M], `mean_gain` is Λ [S, M], `distance_m` the distance [S, M].
+    Shapes: `h`, `phase`, `mean_gain` and `distance_m` are [S, M], `h_each` is [S, M, N], `sum_h` [S, N].
     """
 
     def __init__(self, owner: str, side: str, allowed: frozenset[Quantity], values: Mapping[Quantity, Tensor]) -> None:

@@ -9,7 +9,7 @@ Does not know: models, data, which method is speaking.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otafl.errors import ConfigError
-from otafl.radio.air import Air, NoiseSource, Signal
 from otafl.radio.link import MOST_DENSITY_DBM_HZ
+from otafl.radio.noise import NoiseSource
 from otafl.random import Streams
 from otafl.units import db_to_linear, dbm_to_watt
 from otafl.world.process import independent
@@ -100,12 +100,90 @@ class Imperfections:
         return np.asarray(h + error)
 
     def true(self, h: Complex, streams: Streams) -> Complex:
-        """What a signal meets, [T, M]: the channel and the phase error."""
+        """What a signal meets, [T, M] or at every antenna [T, M, N]: the channel and the device's phase error."""
         if self.phase_std_rad == 0:
             return h
-        return np.asarray(
-            h * np.exp(1j * self.phase_std_rad * math.sqrt(2) * independent(h[..., None], streams, "phase").real)
-        )
+        places = h[..., None] if h.ndim == 2 else h[:, :, :1]
+        error = self.phase_std_rad * math.sqrt(2) * independent(places, streams, "phase").real
+        return np.asarray(h * np.exp(1j * (error if h.ndim == 2 else error[..., None])))
+
+    def converted(self, vector: Tensor, scale: float, symbol_energy_j: float) -> tuple[Tensor, float]:
+        """A device's vector [Q] after its converter and amplifier, and the share of its energy that is left, ≤ 1."""
+        if not self.bits and self.clip_amplitude == math.inf:
+            return vector, 1.0
+        before = _norm(vector)
+        if before == 0:
+            return vector, 1.0
+        sent = torch.view_as_real(vector) if vector.is_complex() else vector
+        if self.bits:
+            top, steps = sent.abs().max(), 2 ** (self.bits - 1) - 1
+            sent = torch.round(sent / top * steps) * (top / steps)
+            sent = sent / max(1.0, _norm(sent) / before)
+        if self.clip_amplitude < math.inf and scale > 0:
+            limit = min(self.clip_amplitude * symbol_energy_j**0.5 / scale, torch.finfo(sent.dtype).max)
+            if vector.is_complex():
+                size = torch.linalg.vector_norm(sent, dim=-1, keepdim=True)
+                sent = torch.where(size > limit, sent * (limit / size), sent)
+            else:
+                sent = sent.clamp(-limit, limit)
+        share = min(1.0, _norm(sent) / before) ** 2
+        return (torch.view_as_complex(sent.contiguous()) if vector.is_complex() else sent), share
+
+    def of_upload(
+        self, seed: int, t: int, use: int, h: Tensor, mean_gain: NDArray[np.float64], size: int
+    ) -> "UploadFlaws":
+        """Timing errors of a seed's devices in one upload, and their channels [M, K] in each of its blocks."""
+        streams = Streams(seed)
+        drawn = streams.at(f"timing/{use}", t).standard_normal(len(h))
+        timing = np.minimum(np.abs(self.timing_std * drawn), 1)
+        blocks = self._blocks(h, mean_gain, streams.at(f"blocks/{use}", t), size)
+        return UploadFlaws(timing, blocks, self.block_uses, size)
+
+    def _blocks(self, h: Tensor, mean_gain: NDArray[np.float64], rng: np.random.Generator, size: int) -> Tensor:
+        """The channel in each block of an upload, [blocks, M, K]; the first is what was there to estimate."""
+        count = -(-size // self.block_uses) if self.block_uses else 1
+        if count == 1:
+            return h[None]
+        power = np.repeat(mean_gain, h.shape[1]) / 2
+        fresh = (rng.standard_normal((count, h.numel(), 2)) @ np.array([1, 1j])) * np.sqrt(power)
+        rows = np.empty_like(fresh)
+        rows[0] = h.flatten().cpu().numpy()
+        for b in range(1, count):
+            rows[b] = self.block_correlation * rows[b - 1] + math.sqrt(1 - self.block_correlation**2) * fresh[b]
+        return torch.from_numpy(rows).to(h.device).view(count, *h.shape)
+
+
+@dataclass(frozen=True)
+class UploadFlaws:
+    """What becomes of one seed's signals in one upload."""
+
+    timing: NDArray[np.float64]
+    """Share of a device's symbol that falls into the next, [M]."""
+    blocks: Tensor
+    """[blocks, M, K]."""
+    block_uses: int
+    size: int
+
+    def arrived(self, sent: Tensor, device: int, scale: Tensor, in_phase: bool) -> Tensor:
+        """What a device's vector [Q], times its scale, is at the server, [K, Q]."""
+        weights = (self.blocks[:, device] * scale).T
+        if in_phase and not sent.is_complex():
+            weights = weights.real
+        if self.block_uses and weights.shape[1] > 1:
+            weights = weights.repeat_interleave(self.block_uses, dim=1)[:, : self.size]
+        wide = torch.promote_types(sent.dtype, torch.complex64) if weights.is_complex() else sent.dtype
+        arrived = sent * weights.to(wide)
+        if in_phase and arrived.is_complex():
+            arrived = arrived.real
+        share = float(self.timing[device])
+        if share > 0:
+            arrived = (1 - share) * arrived + share * torch.nn.functional.pad(arrived[:, :-1], (1, 0))
+        return arrived
+
+
+def _norm(vector: Tensor) -> float:
+    parts = torch.view_as_real(vector) if vector.is_complex() else vector
+    return float(torch.linalg.vector_norm(parts, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -132,90 +210,3 @@ class Downlink:
                 if received >= 0:
                     result[s, i] = self.noise((seed,), f"downlink/{i}", received, size)[0] * self.std
         return result
-
-
-@dataclass(frozen=True)
-class ImperfectAir(Air):
-    """The channel for imperfect signals."""
-
-    imperfect: Imperfections
-    symbol_energy_j: float
-    mean_gain: Tensor
-    """Λ of every round, [T, S, M] on the host: around which fading goes on within an upload."""
-
-    def superposed(
-        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: Any, use: int
-    ) -> tuple[Tensor, Tensor]:
-        """The in-phase part of the sum before noise [S, P], and each device's energy [S, M]."""
-        if self.imperfect.dense:
-            return self._written_out(signal, tx_scale, who, coeff, int(t), use)
-        return super().superposed(signal, tx_scale, who, coeff, t, use)
-
-    def disturbance(self, t: Any, use: int) -> Tensor | None:
-        """Interference, [S, P]."""
-        power = self.imperfect.interference_var_j
-        if power == 0:
-            return None
-        drawn: Tensor = self.noise(self.seeds, f"interference/{use}", t, self.num_params)
-        return drawn.mul_(power**0.5)
-
-    def _written_out(
-        self, signal: Signal, tx_scale: Tensor, who: Tensor, coeff: Tensor, t: int, use: int
-    ) -> tuple[Tensor, Tensor]:
-        kind = self.imperfect
-        energy_j = tx_scale.abs().square() * signal.measured_norms(who).square()
-        sums = []
-        dense = signal.dense()
-        for s, seed in enumerate(self.seeds):
-            streams = Streams(seed)
-            timing = np.minimum(
-                np.abs(kind.timing_std * streams.at(f"timing/{use}", t).standard_normal(who.shape[1])), 1
-            )
-            blocks = self._blocks(coeff[s], self.mean_gain[t, s].numpy(), streams.at(f"blocks/{use}", t))
-            total = torch.zeros_like(dense[s, 0])
-            for i in torch.nonzero(who[s]).flatten().tolist():
-                scale = tx_scale[s, i]
-                sent, share = self._converted(dense[s, i], float(scale.abs()))
-                energy_j[s, i] *= share
-                arrived = sent * self._spread((blocks[:, i] * scale).real).to(sent.dtype)
-                if timing[i] > 0:
-                    arrived = (1 - timing[i]) * arrived + timing[i] * torch.nn.functional.pad(arrived[:-1], (1, 0))
-                total += arrived
-            sums.append(total)
-        return torch.stack(sums), energy_j
-
-    def _converted(self, vector: Tensor, scale: float) -> tuple[Tensor, float]:
-        """A device's vector after its converter and its amplifier, and the share of its energy that is left, ≤ 1."""
-        kind, share = self.imperfect, 1.0
-        if not kind.bits and kind.clip_amplitude == math.inf:
-            return vector, share
-        before = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
-        if before == 0:
-            return vector, share
-        sent = vector
-        if kind.bits:
-            top, steps = vector.abs().max(), 2 ** (kind.bits - 1) - 1
-            sent = torch.round(vector / top * steps) * (top / steps)
-            sent = sent / max(1.0, float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / before)
-        if kind.clip_amplitude < math.inf and scale > 0:
-            limit = min(kind.clip_amplitude * self.symbol_energy_j**0.5 / scale, torch.finfo(sent.dtype).max)
-            sent = sent.clamp(-limit, limit)
-        return sent, min(1.0, float(torch.linalg.vector_norm(sent, dtype=torch.float64)) / before) ** 2
-
-    def _blocks(self, coeff: Tensor, mean_gain: NDArray[np.float64], rng: np.random.Generator) -> Tensor:
-        """The channel in each block of an upload, [blocks, M]; the first is what was there to estimate."""
-        kind = self.imperfect
-        count = -(-self.num_params // kind.block_uses) if kind.block_uses else 1
-        if count == 1:
-            return coeff[None]
-        fresh = (rng.standard_normal((count, len(mean_gain), 2)) @ np.array([1, 1j])) * np.sqrt(mean_gain / 2)
-        rows = np.empty_like(fresh)
-        rows[0] = coeff.cpu().numpy()
-        for b in range(1, count):
-            rows[b] = kind.block_correlation * rows[b - 1] + math.sqrt(1 - kind.block_correlation**2) * fresh[b]
-        return torch.from_numpy(rows).to(coeff.device)
-
-    def _spread(self, weights: Tensor) -> Tensor:
-        """One weight per block as one per value, [P] or [1]."""
-        uses = self.imperfect.block_uses
-        return weights if not uses or len(weights) == 1 else weights.repeat_interleave(uses)[: self.num_params]

@@ -7,13 +7,26 @@ Does not know: channels, methods.
 from dataclasses import dataclass
 from typing import Literal
 
-Quantity = Literal["h", "mean_gain", "distance_m"]
-QUANTITIES: frozenset[Quantity] = frozenset({"h", "mean_gain", "distance_m"})
+Quantity = Literal["h", "h_each", "sum_h", "phase", "mean_gain", "distance_m"]
+QUANTITIES: frozenset[Quantity] = frozenset({"h", "h_each", "sum_h", "phase", "mean_gain", "distance_m"})
+OWN: frozenset[Quantity] = frozenset({"h", "phase", "mean_gain", "distance_m"})
+"""What a device can know: its own; the others are quantities of the server's antennas."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Who needs which channel knowledge: the columns of the paper's Table 1."""
+    """Who needs which channel knowledge: the columns of the paper's Table 1, and what lies between them.
+
+    h           complex coefficient of every device, after combining where the server has several antennas
+    h_each      that at every antenna (server only)
+    sum_h       the sum over all devices at every antenna, which one common pilot shows (server only)
+    phase       e^{j arg h}: a device that can compensate its phase, but not its amplitude
+    mean_gain   Λ = E|h|²
+    distance_m  where devices are
+
+    >>> Knowledge(device=frozenset({"h"})).server
+    frozenset()
+    """
 
     device: frozenset[Quantity] = frozenset()
     server: frozenset[Quantity] = frozenset()

@@ -45,15 +45,17 @@ def declared(name: str) -> Knowledge:
 
 
 def marks(knowledge: Knowledge) -> str:
-    """✓ or × for h at the server and the devices, statistics at the server and the devices."""
+    """✓ or × for h at the server and the devices, statistics at the server and the devices.
+
+    Part of h is marked as such: Σ where the server knows the sum of all, ∠ where a device knows its phase.
+    """
     statistics = {"mean_gain", "distance_m"}
-    known = (
-        "h" in knowledge.server,
-        "h" in knowledge.device,
-        bool(statistics & knowledge.server),
-        bool(statistics & knowledge.device),
-    )
-    return "".join("✓" if yes else "×" for yes in known)
+    instantaneous = [
+        "✓" if {"h", "h_each"} & side else "Σ" if "sum_h" in side else "∠" if "phase" in side else "×"
+        for side in (knowledge.server, knowledge.device)
+    ]
+    known = ["✓" if statistics & side else "×" for side in (knowledge.server, knowledge.device)]
+    return "".join([*instantaneous, *known])
 
 
 def table1() -> str:

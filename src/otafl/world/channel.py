@@ -35,7 +35,9 @@ class Trajectory:
     mean_gain: NDArray[np.float64]
     """Λ_i^t = E|h_i^t|², linear, [T, M]."""
     coeff: NDArray[np.complex128]
-    """h_i^t, [T, M]."""
+    """h_i^t, [T, M]; with several antennas after combining."""
+    each: NDArray[np.complex128]
+    """h_{i,n}^t at every antenna, [T, M, N]."""
     antenna_gain: NDArray[np.float64]
     """Mean gain at one antenna, [T, M]; Λ where there is one."""
     antennas: int = 1
@@ -76,8 +78,9 @@ def trajectory(
         _check("fading", fading, coefficients, shape)
         each.append(np.sqrt(mean_gain) * coefficients)
     if antennas == 1:
-        return Trajectory(positions_m, distance_m, mean_gain, each[0], mean_gain)
-    return Trajectory(positions_m, distance_m, *combined(mean_gain, np.stack(each)), mean_gain, antennas)
+        return Trajectory(positions_m, distance_m, mean_gain, each[0], each[0][..., None], mean_gain)
+    gain, coeff = combined(mean_gain, np.stack(each))
+    return Trajectory(positions_m, distance_m, gain, coeff, np.stack(each, axis=-1), mean_gain, antennas)
 
 
 def combined(

@@ -1,0 +1,63 @@
+"""Vectors that a method makes itself, one per device: signs, sketches, sparse or complex signals, device memory.
+
+Knows: dense tensors.
+Does not know: how they were made, the radio.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """One vector of Q values per device, real or complex, [S, M, Q].
+
+    The radio takes them as it takes updates: Q is the number of channel uses. In a method's state they are what
+    devices remember; checkpoints and resumed runs treat them as any other tensor.
+
+    >>> signs = Vectors(torch.tensor([[[1.0, -1.0], [1.0, 1.0]]]))
+    >>> signs.superpose(torch.ones(1, 2), torch.tensor([[True, True]]))
+    tensor([[2., 0.]])
+    """
+
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        if type(self.values) is not Tensor or self.values.dim() != 3:
+            raise TypeError("vectors are a plain tensor of shape [S, M, Q]")
+        if not (self.values.is_floating_point() or self.values.is_complex()):
+            raise TypeError(f"vectors are real or complex numbers, not {self.values.dtype}")
+
+    @property
+    def size(self) -> int:
+        """Q."""
+        return self.values.shape[2]
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether both the in-phase and the quadrature part carry something."""
+        return self.values.is_complex()
+
+    def norms(self, who: Tensor) -> Tensor:
+        """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others."""
+        wide = torch.complex128 if self.is_complex else torch.float64
+        norms: Tensor = torch.linalg.vector_norm(self.values, dim=-1, dtype=wide)
+        return torch.where(who, norms.real if norms.is_complex() else norms, 0.0)
+
+    measured_norms = norms
+
+    def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
+        """Σ_i weights_i · vector_i over the devices `who`, [S, Q]; for weights [S, M, K] a sum for each, [S, K, Q]."""
+        several = weights if weights.dim() == 3 else weights[..., None]
+        complex_sum = self.is_complex or weights.is_complex()
+        dtype = torch.promote_types(self.values.dtype, torch.complex64) if complex_sum else self.values.dtype
+        mask = who[..., None]
+        values = torch.where(mask, self.values, 0.0).to(dtype)  # 0 · NaN must not poison the others
+        sums = torch.einsum("smk,smq->skq", torch.where(mask, several, 0.0).to(dtype), values)
+        return sums if weights.dim() == 3 else sums[:, 0]
+
+    def dense(self) -> Tensor:
+        """All vectors, [S, M, Q]."""
+        return self.values
