@@ -3,7 +3,7 @@
 Tuned: the highest accuracy on the validation set after 100 rounds, mean of seeds 100–102, where a seed that failed
 counts with 0, over every learning rate and every value of a knob of the method's own. A method with two knobs has them
 chosen in turn: the second with the first's choice, both over all learning rates.
-Reported: seeds 0–9, fixed before any run was made, the test set, the last 50 of 800 rounds.
+Reported: the ten seeds 0–9 for every row, the test set, the last 50 of 800 rounds.
 
 What was measured is kept in a folder and not measured again. Several processes share a GPU.
 """

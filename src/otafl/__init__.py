@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from otafl.fold import run
     from otafl.radio.csi import View
     from otafl.radio.knowledge import Knowledge
+    from otafl.radio.vectors import Vectors
     from otafl.random import Streams
     from otafl.result import Result
     from otafl.world.data import Dataset, Split
@@ -39,6 +40,7 @@ _HOMES = {
     "TaskShape": "otafl.engine.models",
     "OtaflError": "otafl.errors",
     "Knowledge": "otafl.radio.knowledge",
+    "Vectors": "otafl.radio.vectors",
     "View": "otafl.radio.csi",
     "Streams": "otafl.random",
     "Result": "otafl.result",
@@ -99,6 +101,7 @@ __all__ = [
     "Split",
     "Streams",
     "TaskShape",
+    "Vectors",
     "View",
     "__version__",
     "check",

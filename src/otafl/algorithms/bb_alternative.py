@@ -37,4 +37,4 @@ class BBAlternative(BBInterior):
             interior_only = draw("schedule") < 0.5
         else:
             interior_only = (torch.arange(len(distance_m)) % 2 == 0)[:, None].expand(distance_m.shape[:2])
-        return (distance_m <= self.interior_radius_m) | ~interior_only[..., None]
+        return super().scheduled(distance_m, draw) | ~interior_only[..., None]

@@ -68,7 +68,7 @@ class BBInterior:
 
     def scheduled(self, distance_m: Tensor, draw: Callable[[str], Tensor]) -> Tensor:
         """I_t of every round, bool [T, S, M]."""
-        return distance_m <= self.interior_radius_m
+        return distance_m <= self.interior_radius_m * (1 + 1e-12)  # rounding leaves nobody out at the edge
 
     def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """Schedule, γ and the factor of every round; γ = 0 where nobody is scheduled."""

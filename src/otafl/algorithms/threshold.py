@@ -2,13 +2,13 @@
 
 A low γ lets noise in, a high one keeps devices silent. Both can be told round by round, without any channel law:
 
-    waiting = (m − |A|)/|A|                   silent rounds of a device per round in which it is heard
+    waiting = (m − |A| + ½)/(|A| + ½)         silent rounds of a device per round in which it is heard
     noise   = weight √d σ_z²/‖signal‖²        how much the noise energy fluctuates, over the energy of the signal
 
-The signal's energy follows from the reported scalars (innovations of different devices taken as orthogonal, which they
-nearly are). γ rises while noise > waiting and falls while waiting > noise, by SPEED times their log-ratio; where nobody
-was heard it is halved. It starts where one device alone would make noise = 1. A weight is a method's own constant, the
-same in every world: docs/open-problems.md tells how it was found.
+The signal's energy follows from the reported scalars (innovations of different devices taken as orthogonal). γ rises
+while noise > waiting and falls while waiting > noise, by SPEED times their log-ratio; where nobody was heard it is
+halved. It starts where one device alone would make noise = 1. A weight is a method's own constant, the same in every
+world: docs/open-problems.md tells how it was found.
 
 Knows: how many devices there are, how many are heard, what they report, the server's own receiver noise.
 Does not know: any h_i, channel statistics, what is learnt.

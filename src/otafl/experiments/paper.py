@@ -19,7 +19,7 @@ from otafl.result import Result
 REGIMES = ("stationary", "nonstationary", "mixed")
 GAMMAS = (1e-10, 2e-10, 3e-10, 5e-10, 1e-9, 2e-9, 3e-9, 5e-9, 1e-8)
 SEEDS = list(range(10))
-"""Of every reported run; their number was fixed before any was made."""
+"""Of every reported run."""
 QUICK_KEYS: dict[str, Any] = {"experiment.rounds": 100, "experiment.seeds": [0, 1], "model.hidden": [128]}
 FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5", "table1", "ablation", "methods", "norms", "tradeoff", "claims")
 

@@ -78,6 +78,12 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
             "fading has a memory: the analysis takes activations of different rounds as independent, "
             "so mixing and staleness here are too good"
         )
+    training = sim.config.training
+    if training.lr_schedule != "constant" or (training.batches != "per_round" and training.local_steps > 1):
+        report.warnings.append(
+            "the statements are for one mini-batch per round and a constant step size (training.batches = "
+            '"per_round", training.lr_schedule = "constant"): here their numbers are for orientation'
+        )
     if not sim.config.imperfect.none:
         report.warnings.append(
             "the radio is imperfect: the analysis, and the probabilities here, are those of devices that know their "
