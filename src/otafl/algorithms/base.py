@@ -262,6 +262,8 @@ class Round:
                 f"algorithm {self._owner}: uplink() sends what train() returned or otafl.Vectors, not a "
                 f"{type(signal).__name__}"
             )
+        if isinstance(signal, Vectors):
+            self._check_plain("uplink()", signal.values)
         if isinstance(signal, Vectors) and signal.values.shape[:2] != shape:
             raise PluginError(
                 f"algorithm {self._owner}: uplink() needs vectors of shape {[*shape, 'Q']}, got "
