@@ -25,6 +25,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnno
 
 from otafl import registry
 from otafl.disk import content_of
+from otafl.engine.rule import LocalRule
 from otafl.errors import ConfigError, PluginError
 from otafl.presets import PRESETS, Layer
 from otafl.radio.imperfect import Imperfections
@@ -81,8 +82,25 @@ class Training:
     """Pre-activation space where the model allows it and it pays, else "batched"; or the readable loop."""
     precision: Literal["float32", "tf32", "float64"] = "float32"
     """Of models and training ("tf32": products on a GPU; else as float32); channel algebra is always float64."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """μ of local SGD; velocities start at zero in every round."""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """λ: every local step adds λ w to the gradient."""
+    proximal: Annotated[float, Ge(0)] = 0.0
+    """ρ: every local step adds ρ (w − w_0), w_0 the model that the round's local work starts from (FedProx)."""
+    clip: Annotated[float, Gt(0)] = math.inf
+    """C: largest norm of a round's own progress (w_s − w_0)/η_t; what is longer is shortened to it."""
     skip_unheard: bool = True
     """Leave a device untrained that will never transmit again, where only x^t is recorded; x^t is the same."""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.clip):
+            raise ConfigError("training.clip = nan: must be a number")
+
+    @property
+    def rule(self) -> LocalRule:
+        """What a local step is."""
+        return LocalRule(self.momentum, self.weight_decay, self.proximal, self.clip)
 
     def lr_at(self, t: int) -> float:
         """η_t."""
@@ -171,7 +189,9 @@ PLAIN: dict[str, type] = {"experiment": Experiment, "training": Training, "cell"
 PLAIN |= {"radio": LinkBudget, "imperfect": Imperfections}
 SEVERAL_ANTENNAS = ("rayleigh", "nakagami", "weibull", "double-rayleigh", "log-normal", "suzuki")  # zero mean
 MAY_BE_INFINITE = {("radio", "noise_dbm_hz")}
-MAY_BE_INFINITE |= {("imperfect", key) for key in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude")}
+MAY_BE_INFINITE |= {("training", "clip")} | {
+    ("imperfect", key) for key in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude")
+}
 CHOSEN = {
     "data": ("datasets", "mnist"),
     "model": ("models", "mlp"),

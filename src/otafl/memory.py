@@ -31,6 +31,7 @@ from otafl.world.data import Dataset, Sizes, sizes_of
 GIB = 2**30
 # Bytes per round, seed and device: positions, gains and channels with their copies; then what comes on top.
 CHANNEL, MOTION, IMPERFECT, MASKS, PLAN = 64, 16, 20, 42, 30
+ANTENNA = 48  # bytes per round, seed, device and antenna, where there are several
 DRAWING = 60  # bytes per round, device and antenna while one seed is drawn
 WAVES = 9_800  # bytes per device of Clarke's model, for 1,920 devices at least
 BATCHES = 24  # bytes per image index
@@ -117,6 +118,7 @@ def _channel_bytes(config: Config) -> float:
     rounds, seeds, devices = config.experiment.rounds, len(config.experiment.seeds), config.cell.devices
     each = CHANNEL + MOTION * (config.mobility.name != "static") + IMPERFECT * (not config.imperfect.none)
     each += MASKS * hasattr(config.algorithm.spec, "active") + PLAN * hasattr(config.algorithm.spec, "plan")
+    each += ANTENNA * config.radio.antennas * (config.radio.antennas > 1)
     while_drawn = CHANNEL // 2 * seeds + DRAWING * config.radio.antennas
     waves = WAVES * max(devices, 1_920) * (getattr(config.fading.spec, "memory", None) == "clarke")
     rows = ROW * seeds * (rounds // config.experiment.eval_every)

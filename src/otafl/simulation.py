@@ -24,6 +24,7 @@ from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
 from otafl.engine.preactivation import PreactivationEngine, suits
 from otafl.engine.rows import Schedule
+from otafl.engine.rule import PLAIN
 from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
 from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.memory import refuse_too_large
@@ -191,6 +192,7 @@ class Simulation:
             bool(getattr(self.algorithm, "static", False))
             and (self.config.imperfect.none or isinstance(self.air, IdealAir))
             and isinstance(self._engine, PreactivationEngine)
+            and training.rule == PLAIN
             and head is not None
             and head.bias
             and (training.batches == "per_step" or training.local_steps == 1)
@@ -222,6 +224,7 @@ class Simulation:
             objective=self.objective,
             batches=batches,
             local_steps=self.config.training.local_steps,
+            rule=self.config.training.rule,
             air=air,
             everyone=self._everyone.at(0),
             active=active,

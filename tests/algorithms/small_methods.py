@@ -191,3 +191,38 @@ SMALL: dict[str, dict[str, Any]] = {
     "test-antennas": {"radio.antennas": 2},
     "test-energy": {"radio.antennas": 2},
 }
+
+
+@dataclass(frozen=True)
+class Controlled:
+    params: Tensor
+    control: Tensor
+    """c, [S, P]."""
+    own: otafl.Vectors
+    """c_i, [S, M, P]."""
+
+
+@otafl.register_algorithm("test-scaffold")
+@dataclass(frozen=True)
+class Scaffold:
+    """SCAFFOLD with everybody heard, error-free: gradients are corrected by c − c_i, c_i ← c_i − c − Δ_i/s."""
+
+    knowledge: ClassVar[otafl.Knowledge] = otafl.Knowledge(fading="none (error-free)")
+    ideal_radio: ClassVar[bool] = True
+    local_steps: int = 3
+
+    def init(self, problem: otafl.Problem) -> Controlled:
+        own = otafl.Vectors(torch.zeros_like(problem.device_models()))
+        return Controlled(problem.initial, torch.zeros_like(problem.initial), own)
+
+    def step(self, state: Controlled, round: otafl.Round) -> tuple[Controlled, otafl.Info]:  # noqa: A002
+        own, control = state.own.values, state.control[:, None]
+        updates = round.train(state.params, correction=control - own)
+        share = round.everyone.double() / round.problem.num_devices
+        mean = round.uplink(updates, share, round.everyone)
+        own = own - control - updates.dense() / self.local_steps
+        params = state.params + round.lr * mean
+        return Controlled(params, -mean / self.local_steps, otafl.Vectors(own)), otafl.Info(active=round.everyone)
+
+
+SMALL["test-scaffold"] = {}

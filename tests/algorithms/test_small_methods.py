@@ -143,6 +143,21 @@ def test_two_antennas_weights_sum_to_one() -> None:
     assert torch.allclose(moved, expected, rtol=1e-9)
 
 
+def test_scaffold_begins_as_fedavg_and_its_controls_agree() -> None:
+    """c = mean c_i in every round, as SCAFFOLD says of full participation; where all data is alike it stays FedAvg."""
+    sim, plain = make("test-scaffold"), make("fedavg")
+    state, other = sim.init(), plain.init()
+    for t in range(4):
+        state, other = sim.step(state, t).state, plain.step(other, t).state
+        assert torch.allclose(state.control, state.own.values.mean(1), atol=1e-12)
+        assert torch.allclose(state.params, other.params) == (t == 0)
+    alone, fedavg = make("test-scaffold", {"cell.devices": 1}), make("fedavg", {"cell.devices": 1})
+    state, other = alone.init(), fedavg.init()
+    for t in range(4):
+        state, other = alone.step(state, t).state, fedavg.step(other, t).state
+    assert torch.allclose(state.params, other.params, rtol=1e-9)  # c = c_i: nothing to correct
+
+
 @otafl.register_algorithm("test-relay")
 @dataclass(frozen=True)
 class Relay:

@@ -44,6 +44,7 @@ from torch.nn import Parameter
 from otafl.engine.objective import Objective
 from otafl.engine.preactivation import FactoredUpdates
 from otafl.engine.rows import Rows, announce, rows_of
+from otafl.engine.rule import LocalRule
 from otafl.engine.training import Engine, LocalWork
 from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import PluginError
@@ -137,6 +138,7 @@ class Round:
         objective: Objective,
         batches: Callable[[], Tensor],
         local_steps: int,
+        rule: LocalRule,
         air: Air | IdealAir,
         everyone: Tensor,
         active: Tensor | None,
@@ -159,7 +161,7 @@ class Round:
         self.donates = engine.donates
         self._owner, self._channel, self._air = owner, channel, air
         self._engine, self._objective, self._batches = engine, objective, batches
-        self._local_steps = local_steps
+        self._local_steps, self._rule = local_steps, rule
         self._open, self._reports = True, 0
         self._told = None if active is None else active.clone()  # as it was, whatever a method does to the other
         self._heard = torch.zeros_like(everyone)
@@ -189,7 +191,13 @@ class Round:
         return active
 
     def train(
-        self, start: Tensor, who: Tensor | None = None, reference: tuple[Tensor, Tensor] | None = None
+        self,
+        start: Tensor,
+        who: Tensor | None = None,
+        reference: tuple[Tensor, Tensor] | None = None,
+        *,
+        correction: Tensor | None = None,
+        steps: Tensor | None = None,
     ) -> Updates:
         """Local training from a shared model [S, P] or from each device's own [S, M, P].
 
@@ -198,6 +206,10 @@ class Round:
         With a `reference`, models [S, K, P] and the one of each device [S, M], updates are (end − reference)/lr,
         and devices' own start models become the end points where `round.donates`. Then, too, a device that will
         not transmit in this round or any later one may be left as it is: nobody will ever hear of it.
+
+        What a step is, is the same for every method: the keys of `[training]` (`otafl.engine.rule`). A `correction`
+        [S, M, P] is added to every gradient of a device, in the unit of a gradient; `steps`, int [S, M], lets a device
+        do fewer than `training.local_steps`.
         """
         shape = self._check("train()")
         size = self._objective.num_params
@@ -210,22 +222,39 @@ class Round:
         if who is None:
             who = self.everyone if reference is None or self._useful is None else self._useful
         check_mask(self._owner, "train()", who, shape)
+        if correction is not None:
+            self._check_plain("train()", correction)
+            if correction.shape != (*shape, size) or correction.dtype != start.dtype:
+                raise PluginError(
+                    f"algorithm {self._owner}: train() needs corrections of shape {[*shape, size]} and {start.dtype}"
+                )
+        if steps is not None:
+            self._check_plain("train()", steps)
+            if steps.shape != shape or steps.is_floating_point() or steps.is_complex():
+                raise PluginError(f"algorithm {self._owner}: train() needs whole steps, of shape {list(shape)}")
+            steps = steps.clamp(0, self._local_steps)
         rows, batches = rows_of(who), self._batches()
         mask = who if rows.padded else None
+        rule = (self._rule, correction, steps)
         if self._downlink is not None:
-            return self._train_from_received(start, rows, batches, reference)
-        work = LocalWork(self._objective, start, rows, batches, self._local_steps, self.lr, mask, reference)
+            return self._train_from_received(start, rows, batches, reference, rule)
+        work = LocalWork(self._objective, start, rows, batches, self._local_steps, self.lr, mask, reference, *rule)
         return self._engine.train(work)
 
     def _train_from_received(
-        self, start: Tensor, rows: Rows, batches: Tensor, reference: tuple[Tensor, Tensor] | None
+        self,
+        start: Tensor,
+        rows: Rows,
+        batches: Tensor,
+        reference: tuple[Tensor, Tensor] | None,
+        rule: tuple[LocalRule, Tensor | None, Tensor | None],
     ) -> Updates:
         """As `train`, where devices have received models with errors, which they do not send."""
         assert self._downlink is not None
         num_devices = batches.shape[1]
         errors = self._downlink.errors(int(self.t), start.dim() == 3, start, num_devices)
         received = (start if start.dim() == 3 else start[:, None]) + errors
-        work = LocalWork(self._objective, received, rows, batches, self._local_steps, self.lr)
+        work = LocalWork(self._objective, received, rows, batches, self._local_steps, self.lr, None, None, *rule)
         end = self._engine.train(work).end - errors
         shared = shared_reference(start, num_devices) if start.dim() == 2 else own_references(start)
         return Updates(end, *(reference or shared), self.lr)

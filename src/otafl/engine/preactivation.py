@@ -6,6 +6,13 @@ batch k by −Σ_{j<k} K[k, j] G_j. So the s steps run on small matrices, and at
 
     W₁ −= Gᵀ X,   b₁ −= Gᵀ 1,   ‖(ΔW₁, Δb₁)‖² = ⟨K G, G⟩ = ⟨K, G Gᵀ⟩
 
+Other rules of a step (`otafl.engine.rule`) are linear in the gradients, too: with their coefficients a and b, batch k's
+pre-activations change by −Σ_{j<k} a_kj K[k, j] G_j − η b_k X_k (λ W₁ + c)ᵀ, and at the end
+
+    W₁ −= (a_s G)ᵀ X + η b_s (λ W₁ + c)
+
+so that progress is known, and can be clipped, before W₁ is written.
+
 With one batch per round X is that batch, K acts on it in every step, and G is the sum over the steps. Devices
 that start from one shared model need no weights of their own: their updates stay factored as (G, X). Devices with
 models of their own may do the round in a few groups of steps, each as above: W₁ is passed over more often, and less of
@@ -28,7 +35,7 @@ from torch import Tensor
 from otafl.engine import kernels
 from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows, rows_of
-from otafl.engine.steps import descend, gram_strips, head_of, images_of, scratch
+from otafl.engine.steps import descend, descend_by_rule, gram_strips, head_of, images_of, scratch
 from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 
@@ -61,7 +68,12 @@ class PreactivationEngine:
     def train(self, work: LocalWork) -> Updates:
         """Every device's update."""
         with work.objective.products():
-            return self._from_shared(work) if work.start.dim() == 2 else self._from_own(work)
+            if work.start.dim() == 3:
+                return self._from_own(work)
+            if work.rule.weight_decay or work.correction is not None:  # they change all of W₁: a model for each device
+                reference = work.reference or shared_reference(work.start, work.batches.shape[1])
+                return self._from_own(replace(work, start=work.models(), reference=reference))
+            return self._from_shared(work)
 
     def _from_own(self, work: LocalWork) -> Updates:
         """Each device from its own model, in place where that is allowed."""
@@ -72,6 +84,11 @@ class PreactivationEngine:
         for start, stop in _chunks(work, len(rows)):
             index = rows.index[start:stop]
             chunk = flat[start:stop] if rows.complete else flat[index]
+            if not work.plain or work.rule.clips:
+                self._by_rule(work, index, chunk)
+                if not rows.complete:
+                    flat[index] = chunk
+                continue
             weight, bias, rest = head.split(chunk)
             for part in parts:
                 if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
@@ -87,6 +104,47 @@ class PreactivationEngine:
                 flat[index] = chunk
         return work.updates(models)
 
+    def _by_rule(self, work: LocalWork, index: Tensor, models: Tensor) -> None:
+        """Train some rows' models [R, P] in place, where a step is not plain or progress is clipped."""
+        head, rule = head_of(work.objective), work.rule
+        inputs = _inputs(work, index)
+        weight, bias, rest = head.split(models)
+        tail_before = head.tail(models).clone()
+        z = torch.bmm(inputs, weight.transpose(1, 2))
+        slopes = torch.empty_like(z)
+        change: Tensor | None = None  # λ W₁ + c, which moves W₁ besides the gradients
+        fixed: Tensor | None = None  # X times it
+        own = None if work.correction is None else work.correction.flatten(0, 1)[index]
+        if rule.weight_decay or own is not None:
+            change = rule.weight_decay * weight
+            if own is not None:
+                change = change + head.split(own)[0]
+            fixed = torch.bmm(inputs, change.transpose(1, 2))
+        lasts = None
+        if work.plain:
+            descend(work, index, inputs, z, bias, rest, slopes)
+        else:
+            parts = (None, None) if own is None else head.split(own)[1:]
+            pull = fixed
+            if fixed is not None and bias is not None:
+                pull = fixed + rule.weight_decay * bias + (0.0 if parts[0] is None else parts[0])
+            lasts = descend_by_rule(work, index, inputs, z, bias, rest, slopes, pull, parts)
+        step = torch.zeros_like(slopes[:, 0, 0]) if change is None or lasts is None else lasts * float(work.lr)
+        if rule.clips:
+            squares = _first_squares(inputs, slopes)
+            if change is not None and fixed is not None:
+                squares += 2 * step * (slopes * fixed).sum((1, 2), dtype=torch.float64)
+                squares += step.square() * change.square().sum((1, 2), dtype=torch.float64)
+            tail = head.tail(models)
+            squares += (tail - tail_before).square().sum(1, dtype=torch.float64)
+            factors = rule.factors(squares.clamp(min=0).sqrt() / work.lr).to(slopes.dtype)
+            slopes *= factors[:, None, None]
+            step = step * factors
+            tail.copy_(torch.lerp(tail_before, tail, factors[:, None]))
+        if change is not None:
+            weight.sub_(step[:, None, None] * change)
+        weight.baddbmm_(slopes.transpose(1, 2), inputs, alpha=-1)
+
     def _from_shared(self, work: LocalWork) -> Updates:
         """All devices from one model; no weights of their own."""
         head, rows = head_of(work.objective), work.rows
@@ -95,6 +153,7 @@ class PreactivationEngine:
         tails = head.tail(work.start)[rows.index // rows.num_devices]
 
         squares: list[Tensor | None] = []
+        lengths: list[Tensor] = []  # squared norms after clipping
         for start, stop in _chunks(work, len(rows)):
             inputs = _inputs(work, rows.index[start:stop])
             z = scratch("z", slopes[start:stop].shape, slopes)
@@ -102,9 +161,20 @@ class PreactivationEngine:
                 each = len(weight[seeds_here]), -1
                 left = inputs[part].view(*each, head.inputs)
                 torch.bmm(left, weight[seeds_here].transpose(1, 2), out=z[part].view(*each, head.outputs))
-            mine = head.split_tail(tails[start:stop])
-            squares.append(descend(work, rows.index[start:stop], inputs, z, *mine, slopes[start:stop], squares=True))
-        known = [part for part in squares if part is not None]
+            index, mine = rows.index[start:stop], head.split_tail(tails[start:stop])
+            before = tails[start:stop].clone() if work.rule.clips else None
+            if work.plain:
+                squares.append(descend(work, index, inputs, z, *mine, slopes[start:stop], squares=True))
+            else:
+                descend_by_rule(work, index, inputs, z, *mine, slopes[start:stop], None, (None, None))
+            if before is not None:
+                found = _first_squares(inputs, slopes[start:stop])
+                found += (tails[start:stop] - before).square().sum(1, dtype=torch.float64)
+                factors = work.rule.factors(found.clamp(min=0).sqrt() / work.lr)
+                slopes[start:stop] *= factors[:, None, None].to(slopes.dtype)
+                tails[start:stop] = torch.lerp(before, tails[start:stop], factors[:, None].to(slopes.dtype))
+                lengths.append(found * factors.square())
+        known = lengths or [part for part in squares if part is not None]
         updates = FactoredUpdates(work, slopes, tails, torch.cat(known) if known else None)
         self._lent = weakref.ref(updates)
         return updates
@@ -187,9 +257,7 @@ class FactoredUpdates(Updates):
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
                 index, slopes, tail = self._factors(rows, start, stop)
-                inputs = _inputs(self._work, index)
-                (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
-                first = torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
+                first = _first_squares(_inputs(self._work, index), slopes)
                 found.append(first + torch.linalg.vector_norm(tail, dim=1, dtype=torch.float64).square())
         return torch.cat(found) if found else self._slopes.new_zeros(0, dtype=torch.float64)
 
@@ -215,6 +283,12 @@ class FactoredUpdates(Updates):
 
     def _current_versions(self) -> tuple[int, ...]:
         return self._pool._version, self._slopes._version, self._tails._version
+
+
+def _first_squares(inputs: Tensor, slopes: Tensor) -> Tensor:
+    """‖Gᵀ X‖² = ⟨K, G Gᵀ⟩ of some rows, float64 [R]."""
+    (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
+    return torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
 
 
 def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, slice]]:

@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot
 from otafl.engine import kernels
 from otafl.engine.head import Head
 from otafl.engine.objective import Objective
-from otafl.engine.training import LocalWork
+from otafl.engine.training import LocalWork, Ruled
 
 
 def head_of(objective: Objective) -> Head:
@@ -73,12 +73,7 @@ def descend(
         tf32 = work.objective.tf32
         return kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32, squares)
     work.need_rows()
-    if _by_hand(work.objective):
-        step = _chain_step(work, rest, (len(z), batch, head.outputs))
-        num_classes = work.objective.num_classes
-        targets = one_hot(targets, num_classes).to(z.dtype).mul_(-work.lr / batch)
-    else:
-        step = _any_step(work, rest)
+    step, targets = _stepper(work, rest, targets, z)
     if per_round:
         (strip,) = gram_strips(inputs, inputs.shape[1], bias is not None)
         if bias is not None:
@@ -109,6 +104,75 @@ def descend(
     if bias is not None:
         bias -= slopes.sum(1, keepdim=True)
     return None
+
+
+def _stepper(work: LocalWork, rest: Tensor, targets: Tensor, like: Tensor) -> tuple["Step", Tensor]:
+    """A step on the pre-activations of one batch, and the labels as it wants them."""
+    head, batch = head_of(work.objective), work.batches.shape[3]
+    if not _by_hand(work.objective):
+        return _any_step(work, rest), targets
+    wanted = one_hot(targets, work.objective.num_classes).to(like.dtype).mul_(-work.lr / batch)
+    return _chain_step(work, rest, (len(like), batch, head.outputs)), wanted
+
+
+def descend_by_rule(
+    work: LocalWork,
+    index: Tensor,
+    inputs: Tensor,
+    z: Tensor,
+    bias: Tensor | None,
+    rest: Tensor,
+    slopes: Tensor,
+    pull: Tensor | None,
+    corrections: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """As `descend`, where steps are those of a rule (`otafl.engine.rule`); returns b of each row's last step, [R].
+
+    `pull` is X (λ W₁ + c)ᵀ with the first bias's part, [R, r, H], or None; `corrections` are those of the first bias
+    [R, 1, H] and of the later layers. Afterwards W₁ is to change by −Gᵀ X − η b (λ W₁ + c).
+    """
+    work.need_rows()
+    rule, lr, batch = work.rule, float(work.lr), work.batches.shape[3]
+    images = images_of(work, index)
+    targets = work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
+    step, targets = _stepper(work, rest, targets, z)
+    ruled = Ruled(work, rest, index, corrections[1])
+    counts = None if work.counts is None else work.counts.flatten()[index]
+    a, b = (values.to(z) for values in rule.unrolled(work.steps, lr))
+    (gram,) = gram_strips(inputs, inputs.shape[1], bias is not None)
+    first = None if bias is None else bias.clone()
+    if first is not None:
+        z += first
+    per_round = work.batches.shape[2] == 1 and work.steps > 1
+    if per_round:
+        slopes.zero_()
+        velocity, slope = torch.zeros_like(slopes), torch.empty_like(slopes)
+    for k in range(work.steps):
+        now, before = (
+            (slice(None), slice(None)) if per_round else (slice(k * batch, (k + 1) * batch), slice(0, k * batch))
+        )
+        here = z[:, now].clone()
+        if k:
+            each = slopes if per_round else slopes[:, before] * a[k, :k].repeat_interleave(batch)[:, None]
+            here.baddbmm_(gram[:, now, before], each, alpha=-1)
+        if pull is not None:
+            here.sub_(pull[:, now], alpha=lr * float(b[k]))
+        goes_on = None if counts is None else (k < counts)[:, None, None]
+        out = slope if per_round else slopes[:, now]
+        step(here, targets[:, now], out)
+        if per_round:
+            velocity = rule.momentum * velocity - lr * (rule.weight_decay + rule.proximal) * slopes + slope
+            slopes += velocity if goes_on is None else torch.where(goes_on, velocity, 0.0)
+        elif goes_on is not None:
+            out.copy_(torch.where(goes_on, out, 0.0))
+        ruled.follow(k)
+    ends = torch.full((len(z),), work.steps, device=z.device) if counts is None else counts
+    if not per_round:
+        slopes *= a[ends].repeat_interleave(batch, dim=1)[..., None]
+    if bias is not None and first is not None:
+        constant = rule.weight_decay * first + (0.0 if corrections[0] is None else corrections[0])
+        bias.copy_(first - slopes.sum(1, keepdim=True) - lr * b[ends][:, None, None] * constant)
+    return b[ends]
 
 
 def gram_strips(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch.func import grad, vmap
 
 from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows
+from otafl.engine.rule import PLAIN, LocalRule
 from otafl.engine.updates import Updates, own_references, shared_reference
 
 
@@ -44,6 +45,17 @@ class LocalWork:
     """Of the rows, only these train, bool [S, M]: where rounds are a CUDA graph, which cannot pick rows."""
     reference: tuple[Tensor, Tensor] | None = None
     """Models that the end points are measured against, where that is not the start: pool and slots of `Updates`."""
+    rule: LocalRule = PLAIN
+    """What a step is."""
+    correction: Tensor | None = None
+    """c_i, added to every gradient of a device, [S, M, P]."""
+    counts: Tensor | None = None
+    """Steps of each device, int [S, M], at most `steps`; None for all of them."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether every device makes all steps of plain SGD."""
+        return self.rule.plain and self.correction is None and self.counts is None
 
     @property
     def overwrites(self) -> bool:
@@ -95,13 +107,22 @@ class ReferenceEngine:
         features, targets = work.objective.train
         for row in work.rows.index.tolist():
             s, i = divmod(row, end.shape[1])
-            flat = end[s, i].clone()
-            for k in range(work.steps):
+            start = end[s, i].clone()
+            flat, velocity = start, torch.zeros_like(start)
+            for k in range(work.steps if work.counts is None else int(work.counts[s, i])):
                 batch = work.batches[s, i, k % work.batches.shape[2]]
-                flat.requires_grad_(True)
+                flat = flat.detach().requires_grad_(True)
                 loss = work.objective.loss(work.objective.unflatten(flat), features[batch], targets[batch])
                 (gradient,) = torch.autograd.grad(loss, flat)
-                flat = flat.detach() - work.lr * gradient
+                flat = flat.detach()
+                if not work.plain:
+                    pull = work.rule.weight_decay * flat + work.rule.proximal * (flat - start)
+                    correction = 0.0 if work.correction is None else work.correction[s, i]
+                    gradient = velocity = work.rule.momentum * velocity + gradient + pull + correction
+                flat = flat - work.lr * gradient
+            if work.rule.clips:
+                norm = torch.linalg.vector_norm(flat - start, dtype=torch.float64) / work.lr
+                flat = start + work.rule.factors(norm).to(flat.dtype) * (flat - start)
             end[s, i] = flat
         return work.updates(end)
 
@@ -123,6 +144,9 @@ class BatchedEngine:
             if not len(rows):  # nobody trains in this round
                 continue
             flat = models[rows]
+            start = None if work.plain and not work.rule.clips else flat.clone()
+            mine = None if work.correction is None else work.correction.flatten(0, 1)[rows]
+            ruled = None if work.plain else Ruled(work, flat, rows, mine)
             params = work.objective.unflatten(flat)  # views: a step on them is a step on `flat`
             for k in range(work.steps):
                 batch = every_batch[rows, k % work.batches.shape[2]]
@@ -130,5 +154,35 @@ class BatchedEngine:
                     slopes = gradient(params, features[batch], targets[batch])
                 for name, slope in slopes.items():
                     params[name].sub_(slope * work.lr)
+                if ruled is not None:
+                    ruled.follow(k)
+            if work.rule.clips:
+                assert start is not None
+                norms = torch.linalg.vector_norm(flat - start, dim=1, dtype=torch.float64) / work.lr
+                flat = torch.lerp(start, flat, work.rule.factors(norms).to(flat.dtype)[:, None])
             models[rows] = flat
         return work.updates(end)
+
+
+class Ruled:
+    """Turns plain steps on some rows' parameters [R, P], made in place, into those of a rule."""
+
+    def __init__(self, work: LocalWork, flat: Tensor, rows: Tensor, correction: Tensor | None) -> None:
+        """Some or all parameters of some rows' models, and the same of their corrections [R, P]."""
+        rule = work.rule
+        self._flat, self._start, self._before = flat, flat.clone(), flat.clone()
+        self._velocity = torch.zeros_like(flat)  # −η v
+        self._momentum, self._pull = rule.momentum, float(work.lr) * (rule.weight_decay + rule.proximal)
+        self._constant = float(work.lr) * rule.weight_decay * self._start
+        if correction is not None:
+            self._constant = self._constant + float(work.lr) * correction
+        self._counts = None if work.counts is None else work.counts.flatten()[rows][:, None]
+
+    def follow(self, k: int) -> None:
+        """After plain step k: make it one of the rule."""
+        plain = self._flat - self._before
+        pull = self._pull * (self._before - self._start) + self._constant
+        self._velocity = self._momentum * self._velocity + plain - pull
+        moved = self._velocity if self._counts is None else torch.where(k < self._counts, self._velocity, 0.0)
+        self._before += moved
+        self._flat.copy_(self._before)
