@@ -40,6 +40,32 @@ def test_its_fading_is_what_it_says(plugins: Any) -> None:
         assert abs((power >= level).mean() - prob) < 5 * np.sqrt(prob * (1 - prob) / power.size)
 
 
+def test_the_page_on_a_first_method_has_the_example_and_it_passes_the_check() -> None:
+    """All its names are those of `otafl`, and it is as short as the page says."""
+    import otafl
+    from otafl.registry import load_plugin
+
+    page = (EXAMPLES.parent / "docs" / "first-method.md").read_text(encoding="utf-8")
+    source = (EXAMPLES / "gbma.py").read_text(encoding="utf-8")
+    code = source[source.index("import math") :]
+    assert f"```python\n{code}```" in page
+    lines = [line for line in code.splitlines() if line.strip() and "import" not in line]
+    assert len(lines) <= 25
+    assert "from otafl" not in code
+    load_plugin(str(EXAMPLES / "gbma.py"))
+    assert [finding for finding in otafl.check("gbma") if finding.verdict == "FAIL"] == []
+
+
+def test_the_facade_says_what_it_has() -> None:
+    import otafl
+
+    assert dir(otafl) == sorted(otafl.__all__)
+    for name in dir(otafl):
+        assert getattr(otafl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'sweeep'"):
+        otafl.sweeep  # noqa: B018
+
+
 @pytest.mark.slow
 def test_entry_points_reach_the_command_line(tmp_path: Path) -> None:
     """An installed package's entry points: listed, and run."""

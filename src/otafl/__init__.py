@@ -16,20 +16,40 @@ from otafl.registry import register
 
 if TYPE_CHECKING:
     from otafl.algorithms.base import Algorithm, Info, Problem, Round
+    from otafl.algorithms.memoryless import State
     from otafl.config import Config, load_config
     from otafl.conformance import Finding, check
     from otafl.engine.models import TaskShape
+    from otafl.engine.updates import Updates
     from otafl.errors import OtaflError
     from otafl.fold import run
-    from otafl.radio.csi import View
+    from otafl.radio.csi import Reports, View
     from otafl.radio.knowledge import Knowledge
     from otafl.radio.vectors import Vectors
     from otafl.random import Streams
-    from otafl.result import Result
+    from otafl.report.compare import comparison
+    from otafl.report.figures import accuracy_over_rounds
+    from otafl.report.statistics import compared, estimate, final_accuracy, last_accuracy, paired_difference
+    from otafl.result import Result, read_run
+    from otafl.simulation import Simulation
+    from otafl.world.channel import trajectory
     from otafl.world.data import Dataset, Split
 
 _HOMES = {
     "Algorithm": "otafl.algorithms.base",
+    "Reports": "otafl.radio.csi",
+    "Simulation": "otafl.simulation",
+    "State": "otafl.algorithms.memoryless",
+    "Updates": "otafl.engine.updates",
+    "accuracy_over_rounds": "otafl.report.figures",
+    "compared": "otafl.report.statistics",
+    "comparison": "otafl.report.compare",
+    "estimate": "otafl.report.statistics",
+    "final_accuracy": "otafl.report.statistics",
+    "last_accuracy": "otafl.report.statistics",
+    "paired_difference": "otafl.report.statistics",
+    "read_run": "otafl.result",
+    "trajectory": "otafl.world.channel",
     "Info": "otafl.algorithms.base",
     "Problem": "otafl.algorithms.base",
     "Round": "otafl.algorithms.base",
@@ -55,6 +75,10 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'otafl' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def register_algorithm(name: str) -> Callable[[Class], Class]:
@@ -96,16 +120,28 @@ __all__ = [
     "Knowledge",
     "OtaflError",
     "Problem",
+    "Reports",
     "Result",
     "Round",
+    "Simulation",
     "Split",
+    "State",
     "Streams",
     "TaskShape",
+    "Updates",
     "Vectors",
     "View",
     "__version__",
+    "accuracy_over_rounds",
     "check",
+    "compared",
+    "comparison",
+    "estimate",
+    "final_accuracy",
+    "last_accuracy",
     "load_config",
+    "paired_difference",
+    "read_run",
     "register_algorithm",
     "register_dataset",
     "register_fading",
@@ -113,4 +149,5 @@ __all__ = [
     "register_model",
     "register_pathloss",
     "run",
+    "trajectory",
 ]

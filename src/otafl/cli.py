@@ -433,7 +433,7 @@ def _list_algorithms() -> None:
         except OtaflError as error:
             print(f"  {name:<16} {error}")
             continue
-        cells = [f"{mark if mark == '✓' else '·':^8}" for mark in marks(knowledge)]
+        cells = [f"{mark if mark != '×' else '·':^8}" for mark in marks(knowledge)]
         print(f"  {name:<16} {cells[0]}{cells[1]} {cells[2]}{cells[3]} {knowledge.fading:<18} {text}")
 
 

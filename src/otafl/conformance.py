@@ -507,6 +507,7 @@ def _silence(config: Config) -> tuple[Verdict, str]:
         "a silent world": SILENT,
         "a CNN": IMAGES,
         "a CNN in a silent world": {**SILENT, **IMAGES},
+        "single precision": {"training.precision": "float32"},
     }
     for where, keys in worlds.items():
         for skip in (True, False):
@@ -514,7 +515,7 @@ def _silence(config: Config) -> tuple[Verdict, str]:
                 run(config.replace({**keys, "experiment.rounds": 4, "training.skip_unheard": skip}), device="cpu")
             except Exception as error:
                 return "FAIL", f"{where}: {in_a_line(error)}"
-    return "ok", "a silent world, a CNN, both"
+    return "ok", "a silent world, a CNN, both; single precision"
 
 
 def _devices(config: Config) -> tuple[Verdict, str]:

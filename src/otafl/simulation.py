@@ -317,7 +317,7 @@ class Simulation:
 
     def _view(self, side: str, values: Mapping[Quantity, Tensor]) -> View:
         allowed = self._knowledge.device if side == "device" else self._knowledge.server
-        return View(self.config.algorithm.name, side, allowed, values)
+        return View(self.config.algorithm.name, side, frozenset(allowed), values)
 
     def _world(self, seed: int) -> Trajectory:
         config = self.config

@@ -4,6 +4,7 @@ Knows: the columns of the paper's Table 1.
 Does not know: channels, methods.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,11 +25,15 @@ class Knowledge:
     mean_gain   Λ = E|h|²
     distance_m  where devices are
 
-    >>> Knowledge(device=frozenset({"h"})).server
+    >>> Knowledge(device={"h"}).server
     frozenset()
     """
 
-    device: frozenset[Quantity] = frozenset()
-    server: frozenset[Quantity] = frozenset()
+    device: Set[Quantity] = frozenset()
+    server: Set[Quantity] = frozenset()
     fading: str = "arbitrary"
     """Fading the method's design assumes."""
+
+    def __post_init__(self) -> None:
+        for side in ("device", "server"):  # any set will do
+            object.__setattr__(self, side, frozenset(getattr(self, side)))
