@@ -25,5 +25,5 @@ class GBMA:
         scale = full / updates.norms(who).clamp(min=self.norm_limit)  # r min(1, G/‖Δ_i‖)
         heard = round.uplink(updates, scale * round.device.phase.conj(), who)  # y
         mean_size = (math.pi / 4 * round.server.mean_gain).sqrt().mean(-1, keepdim=True)  # μ
-        factor = self.norm_limit / (problem.num_devices * full * mean_size)  # 1/(m r μ)
+        factor = self.norm_limit / (problem.taking_part * full * mean_size)  # 1/(m r μ)
         return otafl.State(state.params + round.lr * heard * factor.to(heard.dtype)), otafl.Info(active=who)

@@ -518,6 +518,15 @@ def _silence(config: Config) -> tuple[Verdict, str]:
     return "ok", "a silent world, a CNN, both; single precision"
 
 
+def _cohort(config: Config) -> tuple[Verdict, str]:
+    """With some devices drawn for each round, only these take part."""
+    try:
+        run(config.replace({"cell.cohort": 2}), device="cpu")
+    except Exception as error:
+        return "note", f"cell.cohort cannot be used with it: {in_a_line(error)}"
+    return "ok", "works with some devices drawn for each round"
+
+
 def _devices(config: Config) -> tuple[Verdict, str]:
     """On a GPU, where there is one, the models are the CPU's."""
     if not torch.cuda.is_available():
@@ -553,6 +562,7 @@ CHECKS: dict[str, Callable[[Config], tuple[Verdict, str]]] = {
     "engines": _engines,
     "resume": _resume,
     "silence": _silence,
+    "cohort": _cohort,
     "devices": _devices,
 }
 """Name of a check to what does it; the docstrings say what each demands."""

@@ -111,10 +111,15 @@ class Simulation:
             noise_var_j=self.noise_var_j,
             most_last_heard=config.cell.devices,
             initial=self.objective.initial(self.seeds),
+            cohort=config.cell.cohort,
             server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
         )
         mask = (len(self.seeds), config.cell.devices)
-        self._everyone = Schedule(np.ones((1, *mask), dtype=np.bool_), device)
+        everyone = np.ones((1, *mask), dtype=np.bool_)
+        if config.cell.cohort:
+            rounds = config.experiment.rounds
+            everyone = np.stack([config.cell.cohorts(rounds, Streams(seed)) for seed in self.seeds], axis=1)
+        self._everyone = Schedule(everyone, device)  # one mask for all rounds, or one for each
         self._plan = self._decide(host_channel)
         self.problem = dataclasses.replace(self.problem, plan=self._plan)
         self._active, self._useful = self._foresee(host_channel)
@@ -193,6 +198,7 @@ class Simulation:
             and (self.config.imperfect.none or isinstance(self.air, IdealAir))
             and isinstance(self._engine, PreactivationEngine)
             and training.rule == PLAIN
+            and not self.problem.cohort
             and head is not None
             and head.bias
             and (training.batches == "per_step" or training.local_steps == 1)
@@ -226,7 +232,7 @@ class Simulation:
             local_steps=self.config.training.local_steps,
             rule=self.config.training.rule,
             air=air,
-            everyone=self._everyone.at(0),
+            everyone=self._everyone.at(int(t) if self.problem.cohort else 0),
             active=active,
             useful=useful,
             plan=plan,
@@ -237,7 +243,7 @@ class Simulation:
         """Raise if a device exceeded the energy limit, or was heard though its method had declared it silent."""
         self.guard.check()
         if bool(self._strays.any()):
-            raise PluginError(f"{self._who}: a device reports or transmits that `active` says is silent")
+            raise PluginError(f"{self._who}: a device reports or transmits that `active` or the cohort keeps silent")
         if bool(self._absent.any()):
             raise PluginError(f"{self._who}: Info.active names a device that neither reported nor transmitted")
 
@@ -309,7 +315,7 @@ class Simulation:
         shape = channel["h"].shape
         if not isinstance(active, Tensor) or active.shape != shape or active.dtype != torch.bool:
             raise PluginError(f"{self._who}: active() must give a boolean mask of shape {tuple(shape)}")
-        transmits = active.cpu().numpy()
+        transmits = active.cpu().numpy() & self._everyone.masks.cpu().numpy()
         useful = None
         if self.config.training.skip_unheard and not {"mean", "consensus"} & set(self.config.experiment.record):
             useful = Schedule(np.flip(np.logical_or.accumulate(np.flip(transmits, 0), axis=0), 0).copy(), self.device)

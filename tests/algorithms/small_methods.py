@@ -43,7 +43,7 @@ class GBMA:
         r = at_full_energy(round.problem, round.problem.num_params) / self.norm_limit
         heard = round.uplink(updates, r * shortened * round.device.phase.conj(), round.everyone)
         mu = (math.pi / 4 * round.server.mean_gain).sqrt().mean(-1)
-        mean = heard / (round.problem.num_devices * r * mu)[:, None]
+        mean = heard / (round.problem.taking_part * r * mu)[:, None]
         return State(state.params + round.lr * mean), otafl.Info(active=round.everyone)
 
 
@@ -61,7 +61,7 @@ class Signs:
 
     def step(self, state: State, round: otafl.Round) -> tuple[State, otafl.Info]:  # noqa: A002
         size, h = round.problem.num_params, round.device.h
-        who = h.abs() >= self.gamma / at_full_energy(round.problem, size)
+        who = round.everyone & (h.abs() >= self.gamma / at_full_energy(round.problem, size))
         signs = round.train(state.params, who).encode(lambda update: torch.where(update < 0, -1.0, 1.0), size, who)
         heard = round.uplink(signs, torch.where(who, self.gamma / math.sqrt(size) / h, 0.0), who)
         vote = torch.where(heard < 0, -1.0, 1.0).to(heard.dtype)
@@ -89,7 +89,7 @@ class TopK:
 
     def step(self, state: Remembering, round: otafl.Round) -> tuple[Remembering, otafl.Info]:  # noqa: A002
         size, h = round.problem.num_params, round.device.h
-        who = h.abs() >= self.gamma / at_full_energy(round.problem, size)
+        who = round.everyone & (h.abs() >= self.gamma / at_full_energy(round.problem, size))
         count = max(1, int(self.share * size))
 
         def largest(update: Tensor, unsent: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Sketch:
         uses = size // 2
         drawn = np.stack([rng.choice([-1.0, 1.0], (uses, size)) for rng in round.draw("sketch")])
         matrix = torch.from_numpy(drawn).to(state.params.dtype)
-        who = h.abs() >= self.gamma / at_full_energy(round.problem, uses)
+        who = round.everyone & (h.abs() >= self.gamma / at_full_energy(round.problem, uses))
         sketches = otafl.Vectors(torch.einsum("sqp,smp->smq", matrix, round.train(state.params, who).dense()))
         reports = round.report(sketches.norms(who), who)
         bound, count = reports.max().clamp(min=1e-300), reports.count().clamp(min=1)
@@ -218,7 +218,7 @@ class Scaffold:
     def step(self, state: Controlled, round: otafl.Round) -> tuple[Controlled, otafl.Info]:  # noqa: A002
         own, control = state.own.values, state.control[:, None]
         updates = round.train(state.params, correction=control - own)
-        share = round.everyone.double() / round.problem.num_devices
+        share = round.everyone.double() / round.problem.taking_part
         mean = round.uplink(updates, share, round.everyone)
         own = own - control - updates.dense() / self.local_steps
         params = state.params + round.lr * mean

@@ -144,7 +144,7 @@ def test_two_antennas_weights_sum_to_one() -> None:
 
 
 def test_scaffold_begins_as_fedavg_and_its_controls_agree() -> None:
-    """The mean of the c_i is c in every round, as SCAFFOLD says of full participation; where all data is alike it stays FedAvg."""
+    """The mean of the c_i is c in every round, as SCAFFOLD says of full participation."""
     sim, plain = make("test-scaffold"), make("fedavg")
     state, other = sim.init(), plain.init()
     for t in range(4):

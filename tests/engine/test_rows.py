@@ -126,7 +126,7 @@ def test_a_method_that_breaks_its_word_about_who_transmits_is_stopped(monkeypatc
     from otafl import registry
 
     monkeypatch.setitem(registry._registered["algorithms"], "lying", Lying)
-    with pytest.raises(PluginError, match="`active` says is silent"):
+    with pytest.raises(PluginError, match="`active` or the cohort keeps silent"):
         otafl.run(make_config("fedoag").replace({"algorithm.name": "lying"}))
 
 

@@ -63,6 +63,7 @@ class AirFEEL:
         total: Any = problem.num_devices  # Σ E b_i, where the design is unbiased
         if self.renormalise and self.regime == "biased":
             total = constant.clipped_moments(a, s)[0].sum(-1)
+        total = total * problem.taking_part / problem.num_devices
         most, rescale = torch.as_tensor(factor / a[:, None]), torch.as_tensor(a / total)
         return {"most": most.expand(len(gains), -1, -1), "rescale": rescale.expand(len(gains), -1)}
 

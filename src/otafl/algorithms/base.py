@@ -77,6 +77,13 @@ class Problem:
     """What the server declared to know, at round 0."""
     plan: Mapping[str, Tensor] = field(default_factory=dict)
     """What the method's `plan` decided, each [T, S, ...]."""
+    cohort: int = 0
+    """Devices that may take part in a round (`cell.cohort`); 0 for all."""
+
+    @property
+    def taking_part(self) -> int:
+        """How many devices may take part in a round: the cohort, or all."""
+        return self.cohort or self.num_devices
 
     def device_models(self) -> Tensor:
         """x^0 for every device, [S, M, P], each in memory aligned for matrix products."""
@@ -155,6 +162,7 @@ class Round:
         """η_t; a scalar tensor where rounds are a CUDA graph."""
         self._static = isinstance(t, Tensor)
         self.everyone = everyone
+        """Devices that may take part in this round: all, or its cohort; bool [S, M]."""
         self._active, self._useful = active, useful
         self._active_version = 0 if active is None else active._version
         self.device, self.server = device, server
@@ -163,7 +171,8 @@ class Round:
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps, self._rule = local_steps, rule
         self._open, self._reports = True, 0
-        self._told = None if active is None else active.clone()  # as it was, whatever a method does to the other
+        may = active if active is not None else everyone if problem.cohort else None
+        self._told = None if may is None else may.clone()  # as it was, whatever a method does to the other
         self._heard = torch.zeros_like(everyone)
         self._transmissions: list[Transmission] = []
         place = channel.coeff.device
@@ -186,6 +195,8 @@ class Round:
         check_mask(self._owner, "decide()", active, shape)
         if self._active is not None:
             raise PluginError(f"algorithm {self._owner}: decide() is for a method whose `active` tells nothing")
+        if self.problem.cohort:
+            active = active & self.everyone
         if self._static:  # a graph cannot ask how many there are: every row, and the mask tells
             announce(active, replace(rows_of(self.everyone), padded=True))
         return active
@@ -222,6 +233,8 @@ class Round:
         if who is None:
             who = self.everyone if reference is None or self._useful is None else self._useful
         check_mask(self._owner, "train()", who, shape)
+        if self.problem.cohort and who is not self.everyone:
+            who = who & self.everyone
         if correction is not None:
             self._check_plain("train()", correction)
             if correction.shape != (*shape, size) or correction.dtype != start.dtype:

@@ -88,7 +88,7 @@ class BBInterior:
                 ratio = torch.where(scheduled, least[..., None] / gains, ratio)
             prob = torch.exp(-self.truncation * ratio)
         gamma = torch.where(anybody, gamma, 0.0)
-        expected = torch.where(scheduled, prob, 0.0).sum(-1)
+        expected = torch.where(scheduled, prob, 0.0).sum(-1) * problem.taking_part / problem.num_devices
         rescale = torch.where(anybody, 1 / (gamma * expected), 0.0)
         return {"scheduled": scheduled, "gamma": gamma, "rescale": rescale}
 

@@ -34,6 +34,6 @@ class FedAvg:
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """All devices train from x^t and the server averages."""
         updates = round.train(state.params)
-        weights = round.everyone.double() / round.problem.num_devices
+        weights = round.everyone.double() / round.problem.taking_part
         mean_update = round.uplink(updates, weights, round.everyone)
         return State(state.params + round.lr * mean_update), Info(active=round.everyone)

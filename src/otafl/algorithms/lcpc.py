@@ -60,7 +60,7 @@ class LCPC:
         else:
             a = constant.clipping(s, noise)
             most, expected = 1 / a, constant.clipped_moments(a, s)[0].sum(-1) / a
-        rescale = 1 / expected if self.renormalise else a / m
+        rescale = (1 / expected if self.renormalise else a / m) * m / problem.taking_part
         constants = {"most": torch.as_tensor(most), "rescale": torch.as_tensor(rescale)}
         return {name: value.expand(len(gains), -1) for name, value in constants.items()}
 

@@ -55,9 +55,9 @@ class OPC:
         """All devices train from x^t and send."""
         problem, updates = round.problem, round.train(state.params)
         bounded = bound_norms(round, updates, round.everyone, self.norms, self.norm_limit)
-        full = full_amplitude(round.server.h, problem)
+        full = torch.where(round.everyone, full_amplitude(round.server.h, problem), 0.0)
         a = best_scale(full, problem.num_params * problem.noise_var_j)
         mine = torch.minimum(1 / a[:, None], full_amplitude(round.device.h, problem))  # b_i/a
         received = send(round, updates, bounded, mine)
         total = torch.minimum(1 / a[:, None], full).sum(-1)
-        return move(round, state.params, received, 1 / total if self.renormalise else a / problem.num_devices)
+        return move(round, state.params, received, 1 / total if self.renormalise else a / problem.taking_part)

@@ -63,7 +63,7 @@ class SCA:
         period = {"never": len(s), "every": self.refresh_rounds, "oracle": 1}[self.refresh]
         designed, use = np.unique(s[::period].reshape(-1, s.shape[2]), axis=0, return_inverse=True)
         gamma = self.prescalers(designed, problem)
-        rescale = 1 / sca.amplitudes(gamma, designed).sum(-1)
+        rescale = problem.num_devices / problem.taking_part / sca.amplitudes(gamma, designed).sum(-1)
         rounds = torch.as_tensor(use.reshape(-1, s.shape[1])).repeat_interleave(period, 0)[: len(s)]
         return {"gamma": torch.as_tensor(gamma)[rounds], "rescale": torch.as_tensor(rescale)[rounds]}
 

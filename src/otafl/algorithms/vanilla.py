@@ -56,7 +56,7 @@ class Vanilla:
         if self.rule == "tight" and bounded.reports is not None:
             share = bounded.reports.values * bounded.shrink  # ‖u_i‖ = ‖Δ_i‖/B: shorter vectors can be sent louder
             strongest = torch.where(share > 0, strongest / share, torch.inf)
-        gamma = strongest.min(-1).values
+        gamma = torch.where(round.everyone, strongest, torch.inf).min(-1).values
         gamma = torch.where(gamma.isfinite(), gamma, 1.0)  # all vectors are 0
         received = send(round, updates, bounded, gamma[:, None])
-        return move(round, state.params, received, 1 / (round.problem.num_devices * gamma))
+        return move(round, state.params, received, 1 / (round.problem.taking_part * gamma))

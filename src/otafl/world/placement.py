@@ -23,12 +23,16 @@ class Cell:
     """m; paper: 30."""
     radius_m: Annotated[float, Gt(0)] = 1500.0
     """r_max; paper: 1500 m."""
+    cohort: Annotated[int, Ge(0)] = 0
+    """Devices drawn anew in every round, the only ones that may take part in it; 0: all."""
     placement: Literal["stratified", "uniform", "given"] = "stratified"
     """One device per equal-area ring, plain uniform in the disc, or `positions_m`."""
     positions_m: tuple[tuple[float, float], ...] = ()
     """Coordinates for placement = "given", one (x, y) per device, the same for every seed."""
 
     def __post_init__(self) -> None:
+        if self.cohort > self.devices:
+            raise ConfigError(f"cell.cohort = {self.cohort}: there are only {self.devices} devices; 0 takes all")
         if self.placement != "given":
             if self.positions_m:
                 raise ConfigError('cell.positions_m is only used with cell.placement = "given"; set that too')
@@ -43,6 +47,13 @@ class Cell:
                 raise ConfigError(
                     f"cell.positions_m[{i}] = {list(position)} lies outside the cell of radius {self.radius_m:g} m"
                 )
+
+    def cohorts(self, num_rounds: int, streams: Streams) -> NDArray[np.bool_]:
+        """Who may take part in each round, [T, M]; `cohort` of them, every choice as likely."""
+        masks = np.zeros((num_rounds, self.devices), dtype=np.bool_)
+        for t, mask in enumerate(masks):
+            mask[streams.at("cohort", t).permutation(self.devices)[: self.cohort]] = True
+        return masks
 
     def place(self, streams: Streams) -> NDArray[np.float64]:
         """First positions, [M, 2] in metres."""
