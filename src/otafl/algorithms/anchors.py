@@ -4,7 +4,7 @@ The paper's Algorithm 1 prunes x^r for r < min_j τ_j + 1 (line 21), which keeps
 device stays silent: O(T d) memory. Counting references keeps a model only as long as some device refers to it:
 at most m models, and the same result. Both rules are here, to show the difference.
 
-A server that cannot keep m models has two ways out, both exact without noise: devices measure against what it remembers.
+A server that cannot keep m models has two ways out, both exact without noise: devices measure against what it has.
 Anchors rounded to 16 bits are the devices' anchors, too, so that the rounding error is a part of the innovation. One
 common reference needs one model; with the paper's noise it diverges (docs/open-problems.md).
 
