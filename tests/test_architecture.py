@@ -103,3 +103,16 @@ def test_versions_agree() -> None:
 
     assert f'version = "{__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_contract_has_every_name_that_is_looked_for() -> None:
+    """What the library asks of a method by name is in the Protocols; keys of FedOAG's own are named here."""
+    from otafl.algorithms.base import Algorithm, Foresight
+
+    asked: set[str] = set()
+    pattern = r"(?:getattr|hasattr|getattr_static)\(\s*(?:type\()?[\w.]*algorithm(?:\.spec)?\)?, \"(\w+)\""
+    for path in SOURCE.rglob("*.py"):
+        asked |= set(re.findall(pattern, path.read_text(encoding="utf-8")))
+    assert {"knowledge", "plan", "active", "static", "ideal_radio"} <= asked
+    said = {name for one in (Algorithm, Foresight) for name in (*one.__annotations__, *vars(one))}
+    assert asked - said == {"anchors", "pruning"}

@@ -1,25 +1,6 @@
 """The contract between a method and the world: Problem, Round, Info.
 
-An algorithm is a frozen dataclass of hyper-parameters with
-
-    knowledge: ClassVar[Knowledge]     what it reads of the channel, on which side
-    init(problem) -> State             a dataclass of tensors with a field `params` [S, P], the server model
-    step(state, round) -> (State, Info)
-    plan(server, problem, draw)        optional: what the server decides from its view alone and tells everybody
-    active(device, problem) -> mask    optional: who transmits, where the devices' view and the plan decide it; None
-                                       where it depends on what happens: then `round.decide` takes a mask
-
-`plan` and `active` decide for all rounds at once: shapes have the rounds in front, [T, S, ...]. A plan is a dict of
-tensors, thresholds and scalings designed from channel statistics for instance; `draw(name)` gives it uniform
-random numbers [T, S]. It is then `problem.plan`, and a round has its own part as `round.plan`. With `active` the
-simulator knows beforehand who will transmit: a round has that mask as `round.active`, no round waits for a GPU to
-learn it, and only these devices may report and transmit.
-
-With `static = True` a method says that its step does the same with tensors in every round, reads `round.t` and
-`round.lr` only in tensor arithmetic and draws nothing by itself. Then rounds on a GPU can be one CUDA graph.
-
-With `downlink_errors = False` a method with models at its devices says that errors of what they receive would get into
-what they send, so that `imperfect.downlink_std` is refused.
+An algorithm is a frozen dataclass of hyper-parameters with what `Algorithm` says, and what it wants of `Foresight`.
 
 State is what the next round needs, Info is diagnostics. A method touches the world only through the
 instruments of its Round: devices compute from `round.device` and what was broadcast; what the server uses must
@@ -112,18 +93,55 @@ class Info:
 
 
 class Algorithm(Protocol):
-    """A method."""
+    """A method: what it must have."""
 
     knowledge: ClassVar[Knowledge]
-    ideal_radio: ClassVar[bool]
-    """Whether its uplink is the error-free one."""
+    """What it reads of the channel, on which side."""
 
     def init(self, problem: Problem) -> Any:
-        """The state before round 0."""
+        """The state before round 0: a dataclass of tensors, `Vectors` and such dataclasses, what the next round needs.
+
+        It has a field `params`, the server model [S, P]. If it has `local_params`, devices' models [S, M, P], the mean
+        model and the consensus distance are those of these.
+        """
         ...
 
     def step(self, state: Any, round: "Round") -> tuple[Any, Info]:  # noqa: A002 - the field's own word
-        """One round."""
+        """One round: the next state, and diagnostics."""
+        ...
+
+
+class Foresight(Protocol):
+    """What a method may say of itself beforehand; each is looked for by its name, and none is needed."""
+
+    ideal_radio: ClassVar[bool] = False
+    """Whether its uplink is the error-free one: no channel, noise or energy."""
+
+    downlink_errors: ClassVar[bool] = True
+    """False: errors of what devices receive would get into what they send, so `imperfect.downlink_std` is refused."""
+
+    static: ClassVar[bool] = False
+    """True: a step does the same with tensors in every round, uses `round.t` and `round.lr` only in tensor arithmetic
+    and draws nothing by itself. Then rounds on a GPU can be one CUDA graph."""
+
+    gamma: float
+    """A key of this name is FedOAG's γ: presets scale it with √d, and `otafl theory` and maps take its threshold."""
+
+    def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
+        """What the server decides from its view alone and tells everybody, for all rounds at once, each [T, S, ...].
+
+        Thresholds designed from channel statistics, for instance. `draw(name)` gives uniform random numbers [T, S]. It
+        is then `problem.plan`, and a round has its own part as `round.plan`.
+        """
+        ...
+
+    def active(self, device: View, problem: Problem) -> Tensor | None:
+        """Who transmits, where what devices know and the plan decide it, for all rounds at once: a mask [T, S, M].
+
+        Then it is known beforehand: a round has it as `round.active`, no round waits for a GPU to learn it, devices
+        that do not transmit need not train, and only these may report and transmit. None where it depends on what
+        happens: then `round.decide` takes a mask.
+        """
         ...
 
 
