@@ -591,7 +591,7 @@ def test_an_honest_method_passes_and_is_told_what_it_reveals(shell: Shell) -> No
     assert not err
     assert "note  reports" in out
     assert "FAIL" not in out
-    assert out.splitlines()[-1] == "fedoag-plus: passed"
+    assert out.splitlines()[-1] == "fedoag-plus: passed, 1 note"
 
 
 def test_the_check_takes_a_file_of_the_users_own(shell: Shell) -> None:  # noqa: F811

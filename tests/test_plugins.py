@@ -46,14 +46,14 @@ def test_the_page_on_a_first_method_has_the_example_and_it_passes_the_check() ->
     from otafl.registry import load_plugin
 
     page = (EXAMPLES.parent / "docs" / "first-method.md").read_text(encoding="utf-8")
-    source = (EXAMPLES / "gbma.py").read_text(encoding="utf-8")
-    code = source[source.index("import math") :]
-    assert f"```python\n{code}```" in page
-    lines = [line for line in code.splitlines() if line.strip() and "import" not in line]
-    assert len(lines) <= 25
-    assert "from otafl" not in code
-    load_plugin(str(EXAMPLES / "gbma.py"))
-    assert [finding for finding in otafl.check("gbma") if finding.verdict == "FAIL"] == []
+    for file, name, most in (("gbma.py", "gbma", 25), ("top_k.py", "top-k", 40)):
+        source = (EXAMPLES / file).read_text(encoding="utf-8")
+        code = source[source.index("import math") :]
+        assert f"```python\n{code}```" in page
+        assert len([line for line in code.splitlines() if line.strip() and "import" not in line]) <= most
+        assert "from otafl" not in code
+        load_plugin(str(EXAMPLES / file))
+        assert [finding for finding in otafl.check(name) if finding.verdict == "FAIL"] == []
 
 
 def test_the_facade_says_what_it_has() -> None:

@@ -374,12 +374,14 @@ def check(
 
     chosen = _parsed(overrides)
     print(f"{method} {knowledge_line(method, chosen)}")
-    failed = 0
+    failed = noted = 0
     for name, verdict, text in examine(method, chosen):
         print(f"  {verdict:<5} {name:<9} {text}", flush=True)
         failed += verdict == "FAIL"
+        noted += verdict == "note"
     plural = "s" if failed > 1 else ""
-    print(f"{method}: {f'{failed} check{plural} failed' if failed else 'passed'}")
+    notes = f", {noted} note{'s' if noted > 1 else ''}" if noted else ""
+    print(f"{method}: {f'{failed} check{plural} failed' if failed else 'passed'}{notes}")
     return FAILED_STATUS if failed else 0
 
 

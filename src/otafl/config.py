@@ -217,7 +217,8 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
     user = _nest(overrides or {})
     if str(source) in PRESETS:
         config = resolve(PRESETS[str(source)].layer(), user)
-        has_gamma = isinstance(getattr(config.algorithm.spec, "gamma", None), float)
+        keys = {field.name for field in dataclasses.fields(config.algorithm.spec)}
+        has_gamma = "gamma" in keys and isinstance(config.algorithm.spec.gamma, float)
         if str(source) == "quick" and has_gamma and "gamma" not in user.get("algorithm", {}):
             return config.replace({"algorithm.gamma": scaled_gamma(config.algorithm.spec.gamma, config)})
         return config

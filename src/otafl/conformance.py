@@ -113,7 +113,7 @@ class Listening(Round):
         self.said.append(self.reports[-1].values.clone())
         return Reports(self.reports[-1].values.clone(), self.reports[-1].who.clone())
 
-    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
+    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception | None = None) -> Tensor:
         """As any round does it."""
         self.received.append(super().uplink(signal, tx_scale, who, reception))
         self._remember(signal, tx_scale, who)
@@ -136,19 +136,19 @@ class Replaying(Listening):
         old = self.left[0].pop(0) if self.left[0] else nothing
         return Reports(old.values.clone(), old.who.clone())
 
-    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
+    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception | None = None) -> Tensor:
         """What was heard before; nothing, where nothing was."""
         self._remember(signal, tx_scale, who)
         if self.left[1]:
             return self.left[1].pop(0).clone()
         silent = dataclasses.replace(self._air, noise_var_j=0.0) if isinstance(self._air, Air) else self._air
-        return silent.uplink(signal, torch.zeros_like(tx_scale), who, self._channel, self.t, 0, reception)[0]
+        return silent.uplink(signal, torch.zeros_like(tx_scale), who, self._channel, self.t, 0, reception or "real")[0]
 
 
 class Deaf(Round):
     """A round whose server hears rubbish of a thousandth of the size."""
 
-    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
+    def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception | None = None) -> Tensor:
         """Not what was sent."""
         heard = super().uplink(signal, tx_scale, who, reception)
         drawn = Streams(7).at("rubbish", int(self.t)).standard_normal(tuple(heard.shape))
@@ -305,6 +305,8 @@ def _deaf(config: Config) -> tuple[Verdict, str]:
         deaf, _ = sim.algorithm.step(deaf, made)
         hearing, _ = sim.algorithm.step(hearing, sim.round_at(t))
     lost, learnt = loss(deaf), loss(hearing)
+    if math.isnan(learnt):
+        return "note", "it diverges in this world, so that nothing can be told: try a smaller training.lr with --set"
     if lost < first - 0.3 * max(0.3 * first, first - learnt):
         return (
             "FAIL",
@@ -337,7 +339,7 @@ def _noise(config: Config) -> tuple[Verdict, str]:
             alike += (moved * torch.nn.functional.normalize(noise, dim=-1)).sum(-1)[moved.norm(dim=-1) > 0].tolist()
         state = after
     if not alike:
-        return "note", "the model never moved, or what is heard is no sum of models"
+        return "note", "not tried: the model never moved, or signals have another length than the model"
     found, chance = float(np.mean(alike)), 1 / math.sqrt(len(alike) * sim.problem.num_params)
     if abs(found) > 6 * chance:
         return "FAIL", (

@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Iterable
@@ -237,7 +238,15 @@ def guarded(what: str, spec: object, call: Callable[[], Result]) -> Result:
         cls = spec if isinstance(spec, type) else type(spec)
         if cls.__module__.startswith("otafl."):
             raise
-        raise PluginError(f"{what} failed: {in_a_line(error)}") from error
+        raise PluginError(f"{what} failed: {in_a_line(error)}{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    """Where an error came from: the innermost line that is neither the library's nor that of one it uses."""
+    package = Path(__file__).parent
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    own = [frame for frame in frames if package not in Path(frame.filename).parents and frame.lineno]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def in_a_line(error: BaseException) -> str:

@@ -201,6 +201,8 @@ def test_vectors_that_are_no_vectors_are_refused() -> None:
         round_.uplink(otafl.Vectors(values[:1]), scale, who)
     with pytest.raises(PluginError, match="reception is one of real, complex, antennas, energy"):
         round_.uplink(otafl.Vectors(values), scale, who, "loud")  # type: ignore[arg-type]
+    with pytest.raises(PluginError, match="complex vectors needs a reception"):
+        round_.uplink(otafl.Vectors(values.to(torch.complex128)), scale, who)
     with pytest.raises(PluginError, match=rf"must give \[n, 3\], got \(8, {TINY_PARAMS}\)"):
         round_.train(sim.init().params).encode(lambda update: update, 3, who)
 
@@ -220,3 +222,30 @@ def test_declared_knowledge_of_antennas() -> None:
     assert torch.equal(sim.round_at(1).server.sum_h[0], torch.from_numpy(sim.worlds[0].each[1].sum(0)))
     turned = make("test-gbma").round_at(1).device.phase[0]
     assert torch.allclose(turned, torch.exp(1j * torch.from_numpy(make("test-gbma").worlds[0].coeff[1]).angle()))
+
+
+def test_an_error_in_a_method_names_its_line(tmp_path: Any) -> None:
+    source = """
+import otafl, torch
+from dataclasses import dataclass
+
+@otafl.register_algorithm("test-{name}")
+@dataclass(frozen=True)
+class Wrong:
+    knowledge = otafl.Knowledge()
+    gamma = 1e-9  # no key: it has no type
+
+    def init(self, problem):
+        return otafl.State(problem.initial)
+
+    def step(self, state, round):
+        return otafl.State(state.params + torch.ones(7)), otafl.Info(active=round.everyone)
+"""
+    from otafl.registry import load_plugin
+
+    path = tmp_path / "wrong.py"
+    path.write_text(source.replace("{name}", "wrong"))
+    load_plugin(str(path))
+    sim = simulate(otafl.load_config("quick", {"algorithm.name": "test-wrong", "data.name": "digits"}))
+    with pytest.raises(PluginError, match=r"step of round 0 failed: RuntimeError: .* \(wrong\.py, line 15\)"):
+        sim.step(sim.init(), 0)

@@ -307,12 +307,14 @@ class Round:
         self._note(who)
         return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
 
-    def uplink(self, signal: Updates | Vectors, tx_scale: Tensor, who: Tensor, reception: Reception = "real") -> Tensor:
+    def uplink(
+        self, signal: Updates | Vectors, tx_scale: Tensor, who: Tensor, reception: Reception | None = None
+    ) -> Tensor:
         """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what the server hears.
 
         The signal is what `train` returned, or `Vectors` of any length Q, which is the number of channel uses: each
-        device may spend Q E_s. The reception is "real" [S, Q], "complex" [S, Q], "antennas" [S, N, Q] or
-        "energy" [S, Q]: see `otafl.radio.air`.
+        device may spend Q E_s. The reception is "real" [S, Q], the default for real signals, "complex" [S, Q],
+        "antennas" [S, N, Q] or "energy" [S, Q]: see `otafl.radio.air`. Scales of devices outside `who` are ignored.
         """
         shape = self._check("uplink()")
         if type(signal) not in SIGNALS or not {"norms", "measured_norms", "superpose", "dense"}.isdisjoint(
@@ -329,6 +331,13 @@ class Round:
                 f"algorithm {self._owner}: uplink() needs vectors of shape {[*shape, 'Q']}, got "
                 f"{list(signal.values.shape)}"
             )
+        if reception is None:
+            if signal.is_complex:
+                raise PluginError(
+                    f'algorithm {self._owner}: uplink() of complex vectors needs a reception: "complex", or "real" for '
+                    "their in-phase part alone"
+                )
+            reception = "real"
         if reception not in RECEPTIONS:
             raise PluginError(f"algorithm {self._owner}: reception is one of {', '.join(RECEPTIONS)}")
         self._check_plain("uplink()", tx_scale, who)
