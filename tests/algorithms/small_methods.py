@@ -43,7 +43,7 @@ class GBMA:
         r = at_full_energy(round.problem, round.problem.num_params) / self.norm_limit
         heard = round.uplink(updates, r * shortened * round.device.phase.conj(), round.everyone)
         mu = (math.pi / 4 * round.server.mean_gain).sqrt().mean(-1)
-        mean = heard / (round.problem.taking_part * r * mu)[:, None]
+        mean = heard / (round.problem.taking_part * r * mu)[:, None].to(heard.dtype)
         return State(state.params + round.lr * mean), otafl.Info(active=round.everyone)
 
 
@@ -129,7 +129,8 @@ class Sketch:
         reports = round.report(sketches.norms(who), who)
         bound, count = reports.max().clamp(min=1e-300), reports.count().clamp(min=1)
         heard = round.uplink(sketches, torch.where(who, self.gamma / (h * bound[:, None]), 0.0), who)
-        mean = torch.einsum("sqp,sq->sp", matrix, heard) / uses * (bound / (self.gamma * count))[:, None]
+        factor = (bound / (self.gamma * count * uses))[:, None].to(heard.dtype)
+        mean = torch.einsum("sqp,sq->sp", matrix, heard) * factor
         mean = torch.where(reports.who.any(-1)[:, None], mean, 0.0)
         return State(state.params + round.lr * mean / 3), otafl.Info(active=who)  # a step that P > Q lets be stable
 
@@ -151,7 +152,7 @@ class Antennas:
         heard = round.uplink(updates, alpha[:, None].expand(round.everyone.shape), round.everyone, "antennas")
         pilot = round.server.sum_h
         combined = torch.einsum("sn,snq->sq", pilot.conj().to(heard.dtype), heard)
-        mean = combined.real / (pilot.abs().square().sum(-1) * alpha)[:, None]
+        mean = combined.real / (pilot.abs().square().sum(-1) * alpha)[:, None].to(combined.real.dtype)
         return State(state.params + 0.3 * round.lr * mean), otafl.Info(active=round.everyone)
 
 
