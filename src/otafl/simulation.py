@@ -96,7 +96,9 @@ class Simulation:
             raise PluginError(f"{self._who}: `ideal_radio` must be True or False in the class")
         if not ideal:
             source = noise or addressed_noise(device, self.dtype)
-            flawed = (imperfect, host_channel["mean_gain"])
+            several = config.radio.antennas > 1
+            each_gain = self._stacked(lambda world, streams: world.antenna_gain) if several else None
+            flawed = (imperfect, host_channel["mean_gain"], each_gain)
             self.air = Air(self.seeds, config.radio.symbol_energy_j, self.noise_var_j, source, *flawed)
         self.guard = EnergyGuard(config.algorithm.name, self.seeds, device)
         training = config.training

@@ -1,5 +1,6 @@
 """Vectors and receptions: what the server hears, how much noise is in it, what it costs; closed forms."""
 
+import dataclasses
 import math
 from typing import Any, get_args
 
@@ -131,6 +132,23 @@ def test_imperfect_radios_do_to_complex_vectors_what_they_say() -> None:
     assert torch.allclose(faded[..., 0], each[:, 1])
     assert faded.shape == (S, N, 50)
     assert who.any()
+
+
+def test_fading_within_an_upload_has_the_power_of_one_antenna_at_each() -> None:
+    """Far from the estimated block every antenna has the gain of one, not that after combining; 5 standard errors."""
+    uses = 20_000
+    alone = torch.zeros(S, M, dtype=torch.bool)
+    alone[:, 1] = True
+    faded = dataclasses.replace(
+        air(block_uses=1, block_correlation=0.0),
+        mean_gain=torch.full((1, S, M), 9.0, dtype=torch.float64),
+        antenna_gain=torch.full((1, S, M), 4.0, dtype=torch.float64),
+    )
+    signal, scale = Vectors(torch.ones(S, M, uses, dtype=torch.float64)), torch.ones(S, M, dtype=torch.complex128)
+    for reception, gain in (("antennas", 4.0), ("complex", 9.0)):
+        heard = faded.uplink(signal, scale, alone, channel(), 0, 0, reception)[0][..., 1:]  # type: ignore[arg-type]
+        power = heard.abs().square().mean(-1)
+        assert ((power - gain).abs() < 5 * gain / math.sqrt(uses)).all()
 
 
 def test_an_error_free_uplink_has_no_antennas() -> None:

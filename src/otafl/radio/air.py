@@ -104,6 +104,8 @@ class Air:
     imperfect: Imperfections = field(default_factory=Imperfections)
     mean_gain: Tensor | None = None
     """Λ of every round, [T, S, M] on the host; around which fading goes on within an upload of an imperfect radio."""
+    antenna_gain: Tensor | None = None
+    """The same at one antenna, where there are several."""
 
     def uplink(
         self,
@@ -158,10 +160,12 @@ class Air:
         self, signal: Signal, tx_scale: Tensor, who: Tensor, h: Tensor, t: int, use: int, reception: Reception
     ) -> tuple[Tensor, Tensor]:
         """What is heard before noise [S, K, Q] and the share of its energy each device sends [S, M]: value by value."""
-        assert self.mean_gain is not None
+        alone = reception in ("antennas", "energy") and self.antenna_gain is not None
+        gains = self.antenna_gain if alone else self.mean_gain
+        assert gains is not None
         sums, shares, dense = [], torch.ones(who.shape, dtype=torch.float64, device=who.device), signal.dense()
         for s, seed in enumerate(self.seeds):
-            flaws = self.imperfect.of_upload(seed, t, use, h[s], self.mean_gain[t, s].numpy(), signal.size)
+            flaws = self.imperfect.of_upload(seed, t, use, h[s], gains[t, s].numpy(), signal.size)
             total = None
             for i in torch.nonzero(who[s]).flatten().tolist():
                 sent, share = self.imperfect.converted(dense[s, i], float(tx_scale[s, i].abs()), self.symbol_energy_j)
