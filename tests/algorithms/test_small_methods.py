@@ -216,6 +216,9 @@ def test_declared_knowledge_of_antennas() -> None:
     nosy = dataclasses.replace(config.algorithm, spec=Nosy())
     with pytest.raises(PluginError, match="a device cannot know sum_h; the server can"):
         simulate(dataclasses.replace(config, algorithm=nosy))
+    for wrong in ("sum_h", {"everything"}):  # a word is a set of letters, and h is one
+        with pytest.raises(PluginError, match="give a set of what there is to know: distance_m, h, h_each"):
+            otafl.Knowledge(server=wrong)  # type: ignore[arg-type]
     with pytest.raises(otafl.OtaflError, match="errors of h_each and sum_h"):
         make("test-antennas", {"imperfect.pilot_snr_db": 10.0})
     sim = make("test-antennas", {"radio.antennas": 3})

@@ -8,6 +8,8 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
+from otafl.errors import PluginError
+
 Quantity = Literal["h", "h_each", "sum_h", "phase", "mean_gain", "distance_m"]
 QUANTITIES: frozenset[Quantity] = frozenset({"h", "h_each", "sum_h", "phase", "mean_gain", "distance_m"})
 OWN: frozenset[Quantity] = frozenset({"h", "phase", "mean_gain", "distance_m"})
@@ -36,4 +38,8 @@ class Knowledge:
 
     def __post_init__(self) -> None:
         for side in ("device", "server"):  # any set will do
-            object.__setattr__(self, side, frozenset(getattr(self, side)))
+            known = getattr(self, side)
+            if isinstance(known, str) or not set(known) <= QUANTITIES:
+                there = ", ".join(sorted(QUANTITIES))
+                raise PluginError(f"Knowledge({side}={known!r}): give a set of what there is to know: {there}")
+            object.__setattr__(self, side, frozenset(known))
