@@ -176,6 +176,10 @@ def _bounds(report: Account, k: bounds.Constants, rounds: int) -> None:
     report.bounds["mean_grad_norm_sq"] = sum(terms.values())
     report.applies = {"mean_grad_norm_sq": k.lr <= most["theorem"], "consensus": k.lr <= most["consensus"]}
     report.add("sum", sum(terms.values()), f"bound on the mean of E‖∇F(x̄)‖²; {largest}")
+    absorbed = bounds.absorbed(replace(k, lr=most["theorem"]))
+    report.add(
+        "72 → 73", absorbed, "what the printed Theorem 1 takes to be at most 1, to drop a part of (D); here it is kept"
+    )
     report.add("T ≥", needed, "rounds that Corollary 1 needs, mended")
     if k.lr > most["theorem"]:
         report.warnings.append(
