@@ -135,12 +135,7 @@ class PreactivationEngine:
             if change is not None and fixed is not None:
                 squares += 2 * step * (slopes * fixed).sum((1, 2), dtype=torch.float64)
                 squares += step.square() * change.square().sum((1, 2), dtype=torch.float64)
-            tail = head.tail(models)
-            squares += (tail - tail_before).square().sum(1, dtype=torch.float64)
-            factors = rule.factors(squares.clamp(min=0).sqrt() / work.lr).to(slopes.dtype)
-            slopes *= factors[:, None, None]
-            step = step * factors
-            tail.copy_(torch.lerp(tail_before, tail, factors[:, None]))
+            step = step * _shorten(work, squares, slopes, tail_before, head.tail(models))[0]
         if change is not None:
             weight.sub_(step[:, None, None] * change)
         weight.baddbmm_(slopes.transpose(1, 2), inputs, alpha=-1)
@@ -168,12 +163,8 @@ class PreactivationEngine:
             else:
                 descend_by_rule(work, index, inputs, z, *mine, slopes[start:stop], None, (None, None))
             if before is not None:
-                found = _first_squares(inputs, slopes[start:stop])
-                found += (tails[start:stop] - before).square().sum(1, dtype=torch.float64)
-                factors = work.rule.factors(found.clamp(min=0).sqrt() / work.lr)
-                slopes[start:stop] *= factors[:, None, None].to(slopes.dtype)
-                tails[start:stop] = torch.lerp(before, tails[start:stop], factors[:, None].to(slopes.dtype))
-                lengths.append(found * factors.square())
+                first = _first_squares(inputs, slopes[start:stop])
+                lengths.append(_shorten(work, first, slopes[start:stop], before, tails[start:stop])[1])
         known = lengths or [part for part in squares if part is not None]
         updates = FactoredUpdates(work, slopes, tails, torch.cat(known) if known else None)
         self._lent = weakref.ref(updates)
@@ -289,6 +280,19 @@ def _first_squares(inputs: Tensor, slopes: Tensor) -> Tensor:
     """‖Gᵀ X‖² = ⟨K, G Gᵀ⟩ of some rows, float64 [R]."""
     (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
     return torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
+
+
+def _shorten(work: LocalWork, first: Tensor, slopes: Tensor, before: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+    """Clip some rows' progress, in place, from the squared change of W₁ [R] and the tails before and after [R, P_tail].
+
+    Returns the factors, and the squared norms that are left, float64.
+    """
+    squares = (first + (tail - before).square().sum(1, dtype=torch.float64)).clamp(min=0)
+    factors = work.rule.factors(squares.sqrt() / work.lr)
+    mine = factors.to(slopes.dtype)
+    slopes *= mine[:, None, None]
+    tail.copy_(torch.lerp(before, tail, mine[:, None]))
+    return mine, squares * factors.square()
 
 
 def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, slice]]:

@@ -48,6 +48,12 @@ def images_of(work: LocalWork, index: Tensor) -> Tensor:
     return batches if len(index) == len(batches) else batches.index_select(0, index)
 
 
+def labels_of(work: LocalWork, index: Tensor) -> Tensor:
+    """Labels of some rows' batches, [R, r]."""
+    images = images_of(work, index)
+    return work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
+
+
 def descend(
     work: LocalWork,
     index: Tensor,
@@ -64,8 +70,7 @@ def descend(
     where they are asked for and come along.
     """
     head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
-    batch, images = work.batches.shape[3], images_of(work, index)
-    targets = work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
+    batch, targets = work.batches.shape[3], labels_of(work, index)
     if not per_round and bias is not None and kernels.suits(work.objective, head, batch, z):
         (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
         scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
@@ -133,9 +138,7 @@ def descend_by_rule(
     """
     work.need_rows()
     rule, lr, batch = work.rule, float(work.lr), work.batches.shape[3]
-    images = images_of(work, index)
-    targets = work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
-    step, targets = _stepper(work, rest, targets, z)
+    step, targets = _stepper(work, rest, labels_of(work, index), z)
     ruled = Ruled(work, rest, index, corrections[1])
     counts = None if work.counts is None else work.counts.flatten()[index]
     a, b = (values.to(z) for values in rule.unrolled(work.steps, lr))
