@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import otafl
+from otafl.experiments.paper import SEEDS
 from otafl.report.statistics import compared, estimate, last_accuracy
 
-SEEDS = list(range(10))
 TUNING: dict[str, Any] = {
     "experiment.rounds": 100,
     "experiment.eval_every": 100,

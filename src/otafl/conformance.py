@@ -333,9 +333,9 @@ def _noise(config: Config) -> tuple[Verdict, str]:
 
         after, _ = sim.algorithm.step(state, sim.round_at(t, air=dataclasses.replace(sim.air, noise=silence)))
         moved = torch.nn.functional.normalize(after.params - state.params, dim=-1)
-        for noise in (
-            noise for noise in drawn if noise.shape == moved.shape
-        ):  # of another length, it cannot be taken off
+        for noise in drawn:
+            if noise.shape != moved.shape:  # of another length, it cannot be taken off
+                continue
             alike += (moved * torch.nn.functional.normalize(noise, dim=-1)).sum(-1)[moved.norm(dim=-1) > 0].tolist()
         state = after
     if not alike:

@@ -195,7 +195,8 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
     if point is None:
         known = names(kind)
         raise ConfigError(
-            f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}"
+            f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}, and what "
+            "--plugin FILE.py makes known"
         )
     try:
         cls = point.load()

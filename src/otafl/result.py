@@ -334,8 +334,7 @@ def read_run(path: str | Path) -> Result:
         scores = _scores(config, rounds, metrics, diverged)
         notes = _notes(path, summary)
     except ConfigError as error:
-        hint = "; a plug-in's run needs --plugin FILE.py, once a file" if "nothing is named" in str(error) else ""
-        raise RunDirectoryError(f"{path}: cannot be read here: {error}{hint}") from error
+        raise RunDirectoryError(f"{path}: cannot be read here: {error}") from error
     except Exception as error:
         raise RunDirectoryError(
             f"{path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
