@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import otafl
-from otafl.algorithms.uplink import above_threshold, heard_mean
+from otafl.algorithms.truncated import above_threshold, heard_mean
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ServerStep:
     def step(self, state: State, round: otafl.Round) -> tuple[State, otafl.Info]:  # noqa: A002
         """Devices see `round.device`; the server only what was reported or received."""
         updates = round.train(state.params, round.active)
-        heard = heard_mean(round, updates, self.gamma)
+        heard = heard_mean(round, updates, self.gamma, round.active)
         moved = state.params + self.server_step * round.lr * heard.mean
         params = torch.where(heard.any, moved, state.params)
         step_norm = torch.linalg.vector_norm(params - state.params, dim=-1, dtype=torch.float64)

@@ -26,7 +26,7 @@ class TopK:
     """γ: larger is less noise and fewer devices."""
 
     def init(self, problem):
-        return Remembering(problem.initial, otafl.Vectors(torch.zeros_like(problem.device_models())))
+        return Remembering(problem.initial, problem.vectors())
 
     def step(self, state, round):
         size, h, unsent = round.problem.num_params, round.device.h, state.unsent.values

@@ -135,7 +135,7 @@ def mnist(rounds: int = 3000) -> None:
                     into.append([[float(f(x)) for f in pair] for x, pair in zip(models, objectives, strict=True)])
             state = sim.step(state, done).state
         above = [(np.array(values) - least).mean(1).T for values in (server, mean)]  # [2, rounds], mean over seeds
-        own = hasattr(state, "local_params")
+        own = hasattr(state, "devices")
         curves[LABELS[name]] = {"style": STYLES[name][0], "server": above[0], "mean": above[1] if own else None}
         print(f"{name:<12} F − min F {above[0][0, -1]:.4f}, F̃ − min F̃ {above[0][1, -1]:.4f}", flush=True)
         if own:

@@ -57,7 +57,7 @@ def models(name: str, rounds: int, keys: Mapping[str, Any]) -> tuple[list[float]
             server.append(state.params[:, 0].mean().item())
             mean.append(sim.mean_params(state)[:, 0].mean().item())
         state = sim.step(state, done).state
-    return server, mean if hasattr(state, "local_params") else None
+    return server, mean if hasattr(state, "devices") else None
 
 
 def inconsistency(rounds: int) -> None:

@@ -222,10 +222,6 @@ TOO_LARGE = {
         {"experiment.rounds": 10**5, "cell.devices": 100, "radio.antennas": 128, "data.train_images": 500},
         "channels",
     ),
-    "the paper's pruning": (
-        {"algorithm.pruning": "paper", "experiment.rounds": 10**5, "model.hidden": [1000]},
-        "models",
-    ),
     "a CNN": (
         {"data.name": "digits", "model.name": "cnn", "model.channels": [512, 512], "training.batch_size": 10**4},
         "local training",

@@ -16,9 +16,8 @@ from torch import Tensor
 import otafl
 from otafl import registry
 from otafl.algorithms.memoryless import State
-from otafl.algorithms.uplink import above_threshold, heard_mean
+from otafl.algorithms.truncated import above_threshold, heard_mean
 from otafl.conformance import check, world_of
-from otafl.engine.rows import Rows, announce, rows_of
 from otafl.engine.updates import Updates
 from otafl.errors import EnergyError, PluginError
 from otafl.radio.noise import addressed_noise
@@ -74,7 +73,7 @@ class Grown(FedOAG):
     """Lets its vectors grow once their norms are known."""
 
     def step(self, state: Any, round: Any) -> Any:  # noqa: A002
-        innovation = round.train(state.local_params, reference=(state.anchors.pool, state.anchors.slot))
+        innovation = round.train(state.devices)
         norms = innovation.norms(round.active)
         largest = round.report(norms, round.active).max()
         innovation.end.data.add_(1e3)
@@ -160,22 +159,6 @@ class SoftTensor(OTAFedAvg):
 
 
 @dataclasses.dataclass(frozen=True)
-class Echo(OTAFedAvg):
-    """Announces its rows many times, to be heard as often for the energy of one."""
-
-    def step(self, state: Any, round: Any) -> Any:  # noqa: A002
-        who = round.active.clone()
-        true = rows_of(who)
-        announce(who, Rows(true.index.repeat(1000), tuple(1000 * b for b in true.bounds), true.num_devices))
-        updates = round.train(state.params, round.active)
-        scale = self.gamma / updates.norms(round.active).max(-1, keepdim=True).values.clamp(min=1e-9)
-        heard = round.uplink(updates, torch.where(who, scale / round.device.h, 0.0), who)
-        limit = 2 * self.gamma * round.problem.num_devices
-        assert float(heard.norm(dim=-1).max()) < limit + 60 * round.problem.noise_var_j**0.5, "heard a thousand times"
-        raise PluginError("heard once")
-
-
-@dataclasses.dataclass(frozen=True)
 class ForcesMask(OTAFedAvg):
     """Writes into the mask of who is active, past its version."""
 
@@ -215,7 +198,6 @@ class IdealLater(OTAFedAvg):
 STOPPED = [
     (OddLr, PluginError, "plain tensors and a plain learning rate"),
     (SoftTensor, PluginError, "needs plain tensors, got a Soft"),
-    (Echo, PluginError, "heard once"),
     (ForcesMask, PluginError, "that `active` or the cohort keeps silent"),
     (SelfClose, PluginError, "no attribute 'close'"),
     (InfoLies, PluginError, "Info.active names a device that neither reported nor transmitted"),
@@ -274,7 +256,7 @@ class LaterState(FedOAG):
     """Keeps what it has not been sent until the next round."""
 
     def step(self, state: Any, round: Any) -> Any:  # noqa: A002
-        unsent = state.local_params.mean(1)
+        unsent = state.devices.models.mean(1)
         after, info = super().step(state, round)
         return dataclasses.replace(after, params=0.999 * after.params + 0.001 * unsent), info
 
@@ -316,7 +298,7 @@ class NoiseTwice(OTAFedAvg):
     share: float = 1.0
 
     def step(self, state: Any, round: Any) -> Any:  # noqa: A002
-        heard = heard_mean(round, round.train(state.params, round.active), self.gamma)
+        heard = heard_mean(round, round.train(state.params, round.active), self.gamma, round.active)
         draw = addressed_noise(state.params.device, state.params.dtype)
         noise = draw(range(len(state.params)), "noise", round.t, round.problem.num_params)
         mean = heard.mean - self.share * heard.noise_std[:, None] * noise
@@ -450,7 +432,7 @@ class Relay(OTAFedAvg):
         end = round.train(state.params).end
         slot = torch.zeros(end.shape[:2], dtype=torch.int64)
         mean = Updates(end.mean(1, keepdim=True).expand_as(end).contiguous(), state.params[:, None], slot, round.lr)
-        heard = heard_mean(round, mean, self.gamma)
+        heard = heard_mean(round, mean, self.gamma, round.active)
         params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
         return State(params), otafl.Info(active=heard.who)
 
@@ -461,8 +443,8 @@ class FreeGossip(FedOAG):
 
     def step(self, state: Any, round: Any) -> Any:  # noqa: A002
         after, info = super().step(state, round)
-        mixed = after.local_params.mean(1, keepdim=True).expand_as(after.local_params).contiguous()
-        return dataclasses.replace(after, local_params=mixed), info
+        mixed = after.devices.models.mean(1, keepdim=True).expand_as(after.devices.models).contiguous()
+        return dataclasses.replace(after, devices=dataclasses.replace(after.devices, models=mixed)), info
 
 
 @dataclasses.dataclass(frozen=True)
@@ -574,7 +556,7 @@ class RandomTurns(OTAFedAvg):
 
     def step(self, state: Any, round: Any) -> Any:  # noqa: A002
         coins = torch.stack([torch.from_numpy(rng.random(round.problem.num_devices)) for rng in round.draw("coin")])
-        who = round.decide((coins < 0.7) & above_threshold(round.device, round.problem, self.gamma))
+        who = round.everyone & (coins < 0.7) & above_threshold(round.device, round.problem, self.gamma)
         heard = heard_mean(round, round.train(state.params, who), self.gamma, who)
         params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
         return State(params), otafl.Info(active=heard.who)

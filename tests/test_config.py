@@ -86,13 +86,22 @@ def test_choosing_another_name_drops_the_presets_keys_but_not_the_users() -> Non
 
 def test_a_files_keys_stay_where_they_fit(tmp_path: Path) -> None:
     """Another method chosen over a file: γ stays where the method has one, and goes where it has not."""
-    (tmp_path / "my.toml").write_text("[algorithm]\nname = 'fedoag'\ngamma = 5e-10\npruning = 'paper'\n")
+    (tmp_path / "my.toml").write_text("[algorithm]\nname = 'fedoag'\ngamma = 5e-10\nanchors = 'float16'\n")
     chosen = load_config(tmp_path / "my.toml", {"algorithm.name": "ota-fedavg"})
     assert chosen.to_dict()["algorithm"] == {"name": "ota-fedavg", "gamma": 5e-10}
     ideal = load_config(tmp_path / "my.toml", {"algorithm.name": "fedavg"})
     assert ideal.to_dict()["algorithm"] == {"name": "fedavg"}
     with pytest.raises(ConfigError, match=r"algorithm\.gamma: unknown key"):
         load_config(tmp_path / "my.toml", {"algorithm.name": "fedavg", "algorithm.gamma": 1e-9})
+
+
+def test_keys_that_older_files_have_are_passed_over(tmp_path: Path) -> None:
+    """They changed nothing but a simulated server's memory; what did change results is refused."""
+    (tmp_path / "old.toml").write_text("[algorithm]\nname = 'fedoag'\npruning = 'paper'\nrefresh = 10\n")
+    assert load_config(tmp_path / "old.toml").to_dict() == load_config("stationary").to_dict()
+    (tmp_path / "other.toml").write_text("[algorithm]\nname = 'fedoag'\nanchors = 'common'\nrefresh = 10\n")
+    with pytest.raises(ConfigError, match=r"algorithm\.anchors"):
+        load_config(tmp_path / "other.toml")
 
 
 def test_any_changed_value_changes_the_digest() -> None:

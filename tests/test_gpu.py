@@ -1,5 +1,6 @@
 """What must hold on a CUDA device; run there with `pytest -m gpu`."""
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from torch import Tensor
 
 import otafl
 from otafl import registry
+from otafl.algorithms.fedavg import FedAvg
+from otafl.metrics import Ledger
 from otafl.random import Streams
+from otafl.rounds import Rounds
+from tests.algorithms import small_methods  # noqa: F401 - makes them known
 from tests.conftest import make_config, simulate
 
 pytestmark = [
@@ -31,6 +36,15 @@ def host_noise(device: str) -> Any:
     return draw
 
 
+def replays(config: otafl.Config) -> bool:
+    """Whether rounds of this configuration become a CUDA graph."""
+    sim = simulate(config, "cuda")
+    rounds = Rounds(sim, sim.init(), Ledger.empty(len(sim.seeds), config.cell.devices, sim.device))
+    for t in range(5):
+        rounds.advance(t)
+    return rounds.replayed
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("engine", ["auto", "batched", "reference"])
 def test_cpu_and_gpu_agree_with_the_same_noise(algorithm: str, engine: str) -> None:
@@ -45,7 +59,7 @@ def test_cpu_and_gpu_agree_with_the_same_noise(algorithm: str, engine: str) -> N
 @pytest.mark.parametrize("engine", ["preactivation", "reference"])
 @pytest.mark.parametrize(
     "keys",
-    [{"algorithm.gamma": "adaptive"}, {"algorithm.anchors": "float16"}, {"algorithm.anchors": "common"}],
+    [{"algorithm.gamma": "adaptive"}, {"algorithm.anchors": "float16"}],
     ids=lambda keys: str(next(iter(keys.values()))),
 )
 def test_adaptive_gamma_and_other_anchors_agree_too(algorithm: str, engine: str, keys: dict[str, Any]) -> None:
@@ -56,7 +70,6 @@ def test_adaptive_gamma_and_other_anchors_agree_too(algorithm: str, engine: str,
     assert torch.allclose(one.params, other.params.cpu(), rtol=1e-8, atol=1e-9)
     if engine == "preactivation":
         config = make_config(algorithm, {**NETWORK, "experiment.rounds": 12, **keys})
-        assert simulate(config, "cuda").static
         one, other = (otafl.run(config, device=d, noise=host_noise(d)) for d in ("cpu", "cuda"))
         assert np.array_equal(one.metrics["num_active"], other.metrics["num_active"], equal_nan=True)
         assert other.metrics["norm_bound"][:, 1:] == pytest.approx(one.metrics["norm_bound"][:, 1:], rel=2e-3)
@@ -113,11 +126,11 @@ def test_resume_on_the_gpu(tmp_path: Path) -> None:
     assert torch.allclose(whole.params, parts.params, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("pruning", ["references", "paper"])
-def test_anchors_on_the_gpu(pruning: str) -> None:
-    config = make_config("fedoag", {"cell.devices": 6, "experiment.rounds": 25, "algorithm.pruning": pruning})
+def test_anchors_on_the_gpu() -> None:
+    config = make_config("fedoag", {"cell.devices": 6, "experiment.rounds": 25})
     one, other = (otafl.run(config, device=d, noise=host_noise(d)) for d in ("cpu", "cuda"))
-    assert np.array_equal(one.metrics["anchors"], other.metrics["anchors"], equal_nan=True)
+    for column in ("anchors", "anchors_paper"):
+        assert np.array_equal(one.metrics[column], other.metrics[column], equal_nan=True)
 
 
 NETWORK: dict[
@@ -139,7 +152,7 @@ def test_kernels_do_the_reference_engines_sgd(start: str) -> None:
     for engine, precision in (("reference", "float64"), ("preactivation", "float32"), ("preactivation", "tf32")):
         config = make_config("fedoag", {**NETWORK, "training.engine": engine, "training.precision": precision})
         sim = simulate(config, "cuda")
-        models = sim.problem.initial if start == "shared" else sim.problem.device_models()
+        models = sim.problem.initial if start == "shared" else sim.problem.devices().models
         end = sim.round_at(1).train(models).end.double()
         ends[engine, precision] = end - sim.problem.initial[:, None].double()
     expected = ends.pop(("reference", "float64"))
@@ -163,7 +176,7 @@ def test_more_programs_than_the_gpu_runs_at_once(precision: str) -> None:
         again = sim.round_at(0).train(sim.problem.initial)
         assert torch.equal(again.norms(everyone), norms)
         assert torch.equal(again.superpose(weights, everyone), total)
-    own = sim.round_at(0).train(sim.problem.device_models()).end.double() - sim.problem.initial[:, None].double()
+    own = sim.round_at(0).train(sim.problem.devices().models).end.double() - sim.problem.initial[:, None].double()
     assert torch.allclose(
         own.norm(dim=-1), dense * float(sim.round_at(0).lr), rtol=2e-2 if precision == "tf32" else 1e-4
     )
@@ -175,10 +188,10 @@ def test_a_graph_of_rounds_gives_what_rounds_one_by_one_give(algorithm: str, pre
     """Rows of padded size and a graph: the same run, in which who is heard, energies and counts are the same."""
     calm = {"radio.noise_dbm_hz": float("-inf"), "training.lr": 0.02}
     config = make_config(algorithm, {**NETWORK, **calm, "training.precision": precision, "experiment.rounds": 12})
-    assert simulate(config, "cuda").static
     one = otafl.run(config, device="cuda")
+    assert replays(config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("otafl.simulation.Simulation.static", False)
+        patch.setattr("otafl.simulation.Simulation.recordable", False)
         other = otafl.run(config, device="cuda")
     moved = (other.params - simulate(config, "cuda").problem.initial).norm()
     assert (one.params - other.params).norm() < (1e-2 if precision == "tf32" else 1e-4) * moved
@@ -207,7 +220,8 @@ def test_masked_kernels_are_their_formulas() -> None:
     expected = (weights[..., None] * difference).sum(1)
     assert torch.allclose(updates.superpose(weights, who).double(), expected, rtol=1e-5, atol=1e-4)
     fresh = torch.ones((2, 9001), device="cuda")
-    replaced = replace_rows(end.clone(), who, fresh, in_place=True)
+    replaced = end.clone()
+    replace_rows(replaced, who, fresh)
     assert (replaced[who] == 1).all()
     assert torch.equal(replaced[~who].nan_to_num(), end[~who].nan_to_num())
 
@@ -218,3 +232,55 @@ def test_a_large_cell_of_one_seed_is_trained_in_chunks(monkeypatch: pytest.Monke
     monkeypatch.setitem(__import__("otafl.engine.preactivation").engine.preactivation.CHUNK_BYTES, "cuda", 2**20)
     parts = otafl.run(config, device="cuda")
     assert torch.allclose(whole.params, parts.params, rtol=0, atol=1e-4)
+
+
+RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "clipped": ("fedoag", {"training.clip": 0.05}),
+    "clipped, shared start": ("fedavg", {"training.clip": 0.05}),
+    "a cohort": ("fedavg", {"cell.cohort": 3}),
+    "a cohort with anchors": ("fedoag", {"cell.cohort": 3}),
+    "adaptive": ("fedoag-plus", {"algorithm.gamma": "adaptive"}),
+    "any model": ("fedoag", {"training.engine": "batched"}),
+    "any model, some devices": ("ota-fedavg", {"training.engine": "batched"}),
+    "momentum, any model": ("fedavg", {"training.engine": "batched", "training.momentum": 0.5}),
+    **{name: (name, {}) for name in ("test-gbma", "test-signs", "test-top-k", "test-antennas", "test-scaffold")},
+}
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_rounds_of_many_kinds_are_recorded_without_being_told(case: str) -> None:
+    """And lead where rounds one by one lead, with a user's own methods, too."""
+    algorithm, keys = RECORDED[case]
+    calm = {"training.lr": 0.02, "experiment.rounds": 12}
+    config = make_config("fedavg", {**NETWORK, **calm, **keys}).replace({"algorithm.name": algorithm})
+    assert replays(config)
+    one = otafl.run(config, device="cuda")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("otafl.simulation.Simulation.recordable", False)
+        other = otafl.run(config, device="cuda")
+    moved = (other.params - simulate(config, "cuda").problem.initial).norm()
+    assert (one.params - other.params).norm() < 1e-3 * moved
+    for name in ("num_active", "channel_uses", "scalar_reports"):
+        assert np.array_equal(one.metrics[name], other.metrics[name], equal_nan=True), name
+
+
+def asks(round_: Any) -> None:
+    """Wait for the GPU, which a recorded round cannot do."""
+    if float(round_.lr) < 0:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("what", [asks, lambda round_: round_.draw("x"), lambda round_: int(round_.t) % 2])
+def test_rounds_that_cannot_be_recorded_are_done_one_by_one(what: Any) -> None:
+    class Asking(FedAvg):
+        """Ideal FedAvg that asks for something in between."""
+
+        def step(self, state: Any, round: Any) -> Any:  # noqa: A002
+            what(round)
+            return super().step(state, round)
+
+    config = make_config("fedavg", {**NETWORK, "experiment.rounds": 8})
+    asking = dataclasses.replace(config, algorithm=dataclasses.replace(config.algorithm, spec=Asking()))
+    assert not replays(asking)
+    one, other = otafl.run(asking, device="cuda"), otafl.run(config, device="cuda")
+    assert torch.allclose(one.params, other.params, rtol=1e-3, atol=1e-5)

@@ -202,6 +202,8 @@ CHOSEN = {
 }
 """Section to registry kind and default name."""
 
+RETIRED = ("refresh", "pruning")
+"""Keys of FedOAG in older files, which changed nothing but the memory of a simulated server."""
 PARTITION_KEYS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Partition))
 """Keys that [data] has whatever the data set."""
 
@@ -262,6 +264,10 @@ def _read_toml(path: Path) -> Layer:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
     except (ValueError, RecursionError) as error:  # tomllib also raises a plain ValueError, for huge integers
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    method = content.get("algorithm")
+    if isinstance(method, dict) and method.get("name") in ("fedoag", "fedoag-plus"):
+        for key in RETIRED:
+            method.pop(key, None)
     return content
 
 

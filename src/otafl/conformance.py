@@ -22,7 +22,7 @@ from torch import Tensor
 from otafl.algorithms.base import MOST_REPORTS, Round
 from otafl.config import PAPER_PARAMS, Config, load_config
 from otafl.errors import ConfigError
-from otafl.fold import flatten_state, run
+from otafl.fold import run
 from otafl.radio.air import Air, Reception
 from otafl.radio.csi import Reports, View
 from otafl.radio.knowledge import OWN, Quantity
@@ -30,6 +30,7 @@ from otafl.random import Streams
 from otafl.registry import in_a_line
 from otafl.result import Result
 from otafl.simulation import Simulation
+from otafl.state import copied, tensors_of
 from otafl.units import linear_to_db
 from otafl.world.channel import Trajectory, combined, trajectory
 
@@ -185,13 +186,6 @@ def _other(quantity: Quantity, values: Tensor, factors: Tensor) -> Tensor:
     )
 
 
-def _copied(state: Any) -> Any:
-    """A state that shares no memory with another."""
-    values = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    fresh = {name: value.clone() if isinstance(value, Tensor) else _copied(value) for name, value in values.items()}
-    return dataclasses.replace(state, **fresh)
-
-
 class _Elsewhere(Simulation):
     """The same places and mean gains with other fades, so that other devices are heard."""
 
@@ -227,7 +221,7 @@ def _server(config: Config) -> tuple[Verdict, str]:
     sim, state, recorded = Simulation(long, torch.device("cpu")), None, []
     for t in MOMENTS:
         listening = _listening(sim, t)
-        state, _ = sim.algorithm.step(sim.init() if state is None else _copied(state), listening)
+        state, _ = sim.algorithm.step(sim.init() if state is None else copied(state), listening)
         recorded.append((t, listening, state.params.clone()))
     if not any(listening.received for _, listening, _ in recorded):
         return "FAIL", "no uplink() in any round: the server cannot have learnt anything"
@@ -240,7 +234,7 @@ def _server(config: Config) -> tuple[Verdict, str]:
         replaying = _replaying(other, t, before, drawn, batches=batches)
         if before._active is not None:
             _give_as_many(replaying, before)
-        state, _ = other.algorithm.step(other.init() if state is None else _copied(state), replaying)
+        state, _ = other.algorithm.step(other.init() if state is None else copied(state), replaying)
         if not torch.equal(state.params, params):
             return "FAIL", (
                 f"the server's model of round {t} is another when only the devices' channels and data are, while what "
@@ -268,11 +262,11 @@ def _isolation(config: Config) -> tuple[Verdict, str]:
     others = [i for i in range(config.cell.devices) if i != odd]
     for t in MOMENTS:
         listening = _listening(sim, t)
-        state, _ = sim.algorithm.step(_copied(state), listening)
+        state, _ = sim.algorithm.step(copied(state), listening)
         batches = sim.sampler.at(t).clone()
         batches[:, odd] = sim.sampler.at(t + 10 * LATE)[:, odd]
         alone = _replaying(sim, t, listening, factors, batches=batches)
-        other, _ = sim.algorithm.step(_copied(other), alone)
+        other, _ = sim.algorithm.step(copied(other), alone)
         for kind, mine, theirs in (("reports", listening.said, alone.said), ("sends", listening.sent, alone.sent)):
             for one, two in zip(mine, theirs, strict=False):
                 if _distance(two[:, others], one[:, others], least=1e-30) > 1e-9:
@@ -390,10 +384,10 @@ def _reports(config: Config) -> tuple[Verdict, str]:
         plain = _listening(sim, t)
         other = _replaying(sim, t, plain, torch.ones_like(factors), batches=sim.sampler.at(t + 10 * LATE))
         turned = _replaying(sim, t, plain, factors)
-        after, _ = sim.algorithm.step(_copied(state), plain)
+        after, _ = sim.algorithm.step(copied(state), plain)
         for changed in (other, turned):
             changed.left = list(plain.reports), list(plain.received)
-            sim.algorithm.step(_copied(state), changed)
+            sim.algorithm.step(copied(state), changed)
         for k, report in enumerate(plain.reports):
             size = plain._channel.coeff.abs()[report.who]
             pairs.setdefault(k, []).extend(zip(report.values[report.who].tolist(), size.tolist(), strict=True))
@@ -429,13 +423,13 @@ def _purity(config: Config) -> tuple[Verdict, str]:
     sim = _simulated(config)
     state = sim.init()
     for t in range(4):
-        before = {name: value.clone() for name, value in flatten_state(state).items()}
-        first = flatten_state(sim.step(state, t).state)
-        changed = [name for name, value in flatten_state(state).items() if not _same(value, before[name])]
+        before = {name: value.clone() for name, value in tensors_of(state).items()}
+        first = tensors_of(sim.step(state, t).state)
+        changed = [name for name, value in tensors_of(state).items() if not _same(value, before[name])]
         if changed:
             return "FAIL", f"step() of round {t} wrote into the state it was given ({changed[0]})"
         again = sim.step(state, t).state
-        moved = [name for name, value in flatten_state(again).items() if not _same(value, first[name])]
+        moved = [name for name, value in tensors_of(again).items() if not _same(value, first[name])]
         if moved:
             return "FAIL", f"step() of round {t} gives another {moved[0]} the second time: state hides outside State"
         state = again

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from otafl.config import Config, load_config
-from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError
+from otafl.errors import ConfigError, OtaflError, RunDirectoryError
 from otafl.identity import is_plugin, name_hash, sources
 from otafl.metrics import Ledger, Rows, consensus, on_host
 from otafl.radio.noise import NoiseSource
@@ -35,7 +35,8 @@ from otafl.result import (
 )
 from otafl.rounds import Rounds
 from otafl.rundir import Checkpoint, RunDirectory
-from otafl.simulation import Simulation
+from otafl.simulation import Simulation, own_models
+from otafl.state import continued, rebuilt, tensors_of
 from otafl.world.data import load_dataset
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     config = sim.config
     num_rounds, eval_every = config.experiment.rounds, config.experiment.eval_every
     state = sim.init()
-    flatten_state(state)  # a state that cannot be saved is refused now, not at the first checkpoint
+    tensors_of(state)  # a state that cannot be saved is refused now, not at the first checkpoint
     ledger = Ledger.empty(len(sim.seeds), config.cell.devices, sim.device)
     recorder = Recorder(sim.seeds, directory)
     first, earlier_s = 0, 0.0
@@ -191,6 +192,8 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
                     directory.log(f"stopped by {signal.Signals(stop[0]).name} after round {done}")
                     raise Interrupted(stop[0], done)
     wall_s = earlier_s + time.monotonic() - started
+    if directory is not None and rounds.how is not None:
+        directory.log(rounds.how)
     return _finish(sim, state.params, ledger, recorder, wall_s, continued, directory)
 
 
@@ -223,14 +226,14 @@ def _columns(sim: Simulation, state: Any, ledger: Ledger, r: int) -> dict[str, T
     if mean is not None:
         score("mean", mean, sim.test)
     if "consensus" in record:
-        local = getattr(state, "local_params", None)
-        columns["consensus"] = torch.zeros_like(ledger.active) if local is None else consensus(local)
+        models = own_models(state)
+        columns["consensus"] = torch.zeros_like(ledger.active) if models is None else consensus(models)
     if "gradient" in record:
         weights = sim.sampler.image_weights(len(sim.objective.train.targets)).to(sim.device, sim.dtype)
         columns["grad_norm_sq"] = sim.objective.grad_norm_sq(state.params, weights)
         if mean is not None:
             columns["mean_grad_norm_sq"] = sim.objective.grad_norm_sq(mean, weights)
-    return columns | ledger.row(r)
+    return columns | ledger.row(r, sim.config.radio.bandwidth_hz)
 
 
 def _finish(
@@ -262,7 +265,7 @@ def _finish(
 
 def _tensors(state: Any, ledger: Ledger) -> dict[str, Tensor]:
     """State and ledger as named host tensors that share no memory."""
-    named = {f"state.{name}": value for name, value in flatten_state(state).items()}
+    named = {f"state.{name}": value for name, value in tensors_of(state).items()}
     named |= {f"ledger.{name}": value for name, value in ledger.tensors().items()}
     host = {}
     seen: set[int] = set()
@@ -271,23 +274,6 @@ def _tensors(state: Any, ledger: Ledger) -> dict[str, Tensor]:
         host[name] = value.clone() if value.untyped_storage().data_ptr() in seen else value
         seen.add(value.untyped_storage().data_ptr())
     return host
-
-
-def flatten_state(state: Any, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a state, a dataclass of tensors and dataclasses, by dotted names."""
-    named = {}
-    for f in dataclasses.fields(state):
-        value = getattr(state, f.name)
-        if isinstance(value, Tensor):
-            named[prefix + f.name] = value
-        elif dataclasses.is_dataclass(value):
-            named |= flatten_state(value, f"{prefix}{f.name}.")
-        else:
-            raise PluginError(
-                f"state field {prefix}{f.name} is a {type(value).__name__}; only tensors and dataclasses of tensors "
-                "can be saved in a checkpoint"
-            )
-    return named
 
 
 def _part(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:
@@ -305,7 +291,7 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
 
     filled: set[int] = set()
 
-    def fill(value: Tensor, name: str) -> Tensor:
+    def fill(name: str, value: Tensor) -> Tensor:
         """The saved tensor, in the memory of the template's where that is its alone: this keeps its layout."""
         saved, place = named.pop(name), value.untyped_storage().data_ptr()
         if value.shape != saved.shape or 0 in value.stride() or place in filled:
@@ -313,22 +299,12 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
         filled.add(place)
         return value.copy_(saved)
 
-    def rebuild(node: Any, prefix: str) -> Any:
-        values = {}
-        for f in dataclasses.fields(node):
-            value = getattr(node, f.name)
-            name = prefix + f.name
-            values[f.name] = rebuild(value, f"{name}.") if dataclasses.is_dataclass(value) else fill(value, name)
-        saved = dataclasses.replace(node, **values)
-        return node.continued(saved) if hasattr(node, "continued") else saved
-
     try:
-        state = rebuild(template, "")
+        return continued(template, rebuilt(template, fill))
     except KeyError as error:
         raise RunDirectoryError(
             f"the checkpoint lacks {error}: it was made by another version of this algorithm; start anew with --out"
         ) from error
-    return state
 
 
 @contextmanager

@@ -10,9 +10,7 @@ Does not know: numbers.
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +24,7 @@ from otafl.engine.training import CHUNK_ELEMENTS
 from otafl.errors import ConfigError
 from otafl.radio.csi import View
 from otafl.radio.knowledge import QUANTITIES, Quantity
+from otafl.state import tensors_of
 from otafl.world.data import Dataset, Sizes, sizes_of
 
 GIB = 2**30
@@ -102,9 +101,8 @@ def estimate(config: Config, dataset: Dataset | None = None, model: nn.Module | 
     state = _state_bytes(config, known.params)
     vector = float(num_seeds * known.params * width)
     own = state > num_devices * vector
-    rows = config.experiment.rounds if getattr(config.algorithm.spec, "pruning", None) == "paper" else 0
     copies = DEVICE_COPIES * own + WRITTEN_OUT * (config.imperfect.dense or config.imperfect.downlink_std > 0)
-    models = state + vector * (SERVER_VECTORS + 2 * rows + num_devices * copies)
+    models = state + vector * (SERVER_VECTORS + num_devices * copies)
     parts.append(Part("models", models, "experiment.seeds, cell.devices or the model's size"))
     training = _training_bytes(config, sizes, known, own, width)
     evaluation = float(num_seeds * min(EVALUATION_IMAGES, sizes.test) * width * 2 * known.widest)
@@ -189,21 +187,12 @@ def _state_bytes(config: Config, params: int) -> float:
             num_params=params,
             symbol_energy_j=config.radio.symbol_energy_j,
             noise_var_j=config.radio.noise_var_j,
-            most_last_heard=0,  # what comes later is counted among the copies
             initial=torch.empty(seeds, params, dtype=dtype),
             server=View(config.algorithm.name, "server", config.algorithm.spec.knowledge.server, known),
         )
-        return float(sum(tensor.numel() * tensor.itemsize for tensor in _tensors(config.algorithm.spec.init(problem))))
+        state = tensors_of(config.algorithm.spec.init(problem))
+        return float(sum(tensor.numel() * tensor.itemsize for tensor in state.values()))
     return float(seeds * params * dtype.itemsize)
-
-
-def _tensors(state: Any) -> Iterator[Tensor]:
-    for field in dataclasses.fields(state):
-        value = getattr(state, field.name)
-        if isinstance(value, Tensor):
-            yield value
-        elif dataclasses.is_dataclass(value):
-            yield from _tensors(value)
 
 
 def free_bytes() -> float:

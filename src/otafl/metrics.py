@@ -23,6 +23,7 @@ since the previous row; round 0 has none. Blank means that a quantity does not e
                                       ("gradient")
     energy_j                          energy spent by all devices so far
     channel_uses                      analog channel uses so far: Q per transmission, d for updates
+    uplink_s                          seconds that these take, each 1/B for a bandwidth B
     scalar_reports                    scalars reported over the error-free digital link so far
 
 Knows: states, what rounds did.
@@ -63,6 +64,7 @@ COLUMNS = (
     "mean_grad_norm_sq",
     "energy_j",
     "channel_uses",
+    "uplink_s",
     "scalar_reports",
 )
 """Columns of metrics.csv after seed and round, in order; a method's own follow."""
@@ -156,7 +158,7 @@ class Ledger:
         for name, value in info.extra.items():
             self.extra.setdefault(name, torch.zeros_like(self.active)).add_(value)
 
-    def row(self, r: int) -> dict[str, Tensor]:
+    def row(self, r: int, bandwidth_hz: float) -> dict[str, Tensor]:
         """Columns of the ledger after r rounds, each [S]; then the interval starts anew."""
         staleness = (r - self.last_active).to(torch.float64)
         columns = {
@@ -170,6 +172,7 @@ class Ledger:
             "noise_to_update": self.noise_to_update / self.sent_rounds,
             "energy_j": self.energy_j.sum(-1),
             "channel_uses": self.channel_uses.to(torch.float64),
+            "uplink_s": self.channel_uses / bandwidth_hz,
             "scalar_reports": self.scalar_reports.to(torch.float64),
         }
         columns |= {name: value / self.rounds for name, value in self.extra.items()}
@@ -184,6 +187,18 @@ class Ledger:
         """For a checkpoint."""
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "extra"}
         return named | {f"extra.{name}": value for name, value in self.extra.items()}
+
+    def copied(self) -> "Ledger":
+        """A ledger with the same numbers and memory of its own."""
+        return Ledger.from_tensors({name: value.clone() for name, value in self.tensors().items()})
+
+    def take(self, other: "Ledger") -> None:
+        """The numbers of another ledger of the same run."""
+        for name, value in other.tensors().items():
+            if name.startswith("extra."):
+                self.extra.setdefault(name[6:], torch.empty_like(value)).copy_(value)
+            else:
+                getattr(self, name).copy_(value)
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> "Ledger":
@@ -200,10 +215,10 @@ def on_host(columns: Mapping[str, Tensor]) -> Rows:
     return rows
 
 
-def consensus(local_params: Tensor) -> Tensor:
+def consensus(device_models: Tensor) -> Tensor:
     """(1/m) Σ_i ‖x_i − x̄‖², float64 [S], from [S, M, P]."""
     result = []
-    for models in local_params:
+    for models in device_models:
         mean = models.mean(0)
         squares = [torch.linalg.vector_norm(model - mean, dtype=torch.float64).square() for model in models]
         result.append(torch.stack(squares).mean())

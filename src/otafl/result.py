@@ -230,10 +230,8 @@ def averaged_over(config: Config) -> str:
 def _cause(config: Config) -> str:
     """What most likely made a model diverge."""
     causes = [f"training.lr = {config.training.lr:g} is too large"]
-    gamma, anchors = (getattr(config.algorithm.spec, key, None) for key in ("gamma", "anchors"))
-    if anchors in ("common", "none") and config.radio.noise_var_j > 0:
-        causes.append(f'algorithm.anchors = "{anchors}" lets receiver noise grow from round to round')
-    elif isinstance(gamma, float) and config.radio.noise_var_j > 0:
+    gamma = getattr(config.algorithm.spec, "gamma", None)
+    if isinstance(gamma, float) and config.radio.noise_var_j > 0:
         causes.append(f"algorithm.gamma = {gamma:g} lets too much receiver noise in")
     if not config.imperfect.none:
         causes.append("[imperfect] disturbs too much")

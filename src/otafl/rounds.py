@@ -1,8 +1,10 @@
 """From round to round: the algorithm's state and the ledger, on a GPU as one CUDA graph where that is possible.
 
-A round is some hundred small operations around a few large ones, and a GPU finishes them faster than the host can
-ask for them. Where a simulation's rounds are static (see `Simulation.static`), they are recorded once and then
-replayed, with the round's number, learning rate, batches and noise in tensors that the host fills.
+A round is some hundred small operations around a few large ones, and a GPU finishes them faster than the host can ask
+for them. So rounds are recorded once and then replayed, with the round's number, learning rate, batches and noise in
+tensors that the host fills. Whether that can be done is found out by trying: in its first rounds a simulation does each
+round twice, as usual and so that it can be recorded, then recorded, then replayed. If that cannot be done, or leads to
+anything else than the usual round, rounds stay as usual.
 
 Knows: simulations, their states and ledgers.
 Does not know: what is recorded of a round, files.
@@ -17,11 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otafl.algorithms.base import Round
 from otafl.metrics import Ledger
 from otafl.radio.air import Air
+from otafl.registry import in_a_line
 from otafl.simulation import Simulation
+from otafl.state import copied, overwrite, tensors_of, unaliased
 
-WARM_UP = 2  # static rounds before they are recorded: kernels are compiled, memory is found
+TRIED = 3  # rounds done twice: kernels are compiled in the first, the second is recorded, the third is replayed
+MOST_CHANGE, MOST_VALUE = (
+    0.02,
+    1e-5,
+)  # difference of a replayed round, over what the round changed and over what is there
 log = logging.getLogger(__name__)
 
 
@@ -30,117 +39,157 @@ class Rounds:
 
     def __init__(self, sim: Simulation, state: Any, ledger: Ledger) -> None:
         self._sim, self._ledger = sim, ledger
-        self.state = _unaliased(state, set()) if sim.static else state
-        self._static = _StaticRounds(sim, self.state, ledger) if sim.static else None
+        self.state = unaliased(state) if sim.recordable else state
+        self._recorded = _RecordedRounds(sim) if sim.recordable else None
+        self._tried = 0
+        self.how: str | None = "rounds were a CUDA graph" if sim.recordable else None
+        """How rounds were done, where that could be chosen."""
+
+    @property
+    def replayed(self) -> bool:
+        """Whether rounds are a CUDA graph by now."""
+        return self._recorded is not None and self._tried >= TRIED
 
     def advance(self, t: int) -> None:
         """Do round t."""
-        if self._static is not None:
-            self._static.advance(t)
+        if self._recorded is None:
+            self.state = self._as_usual(self.state, self._ledger, self._sim.round_at(t))
+        elif self._tried >= TRIED:
+            self._recorded.advance(t, self.state, self._ledger)
+        else:
+            self._try(t)
+
+    def _as_usual(self, state: Any, ledger: Ledger, round_: Round) -> Any:
+        step = self._sim.take(state, round_)
+        ledger.observe(round_.t, step, self._sim.noise_var_j)
+        return step.state
+
+    def _try(self, t: int) -> None:
+        """Round t both ways: if they differ, what the usual way gave, from now on."""
+        assert self._recorded is not None
+        try:
+            mine, ledger = copied(self.state), self._ledger.copied()
+        except torch.OutOfMemoryError:
+            self._give_up("there is no memory for trying")
+            self.advance(t)
             return
-        step = self._sim.step(self.state, t)
-        self.state = step.state
-        self._ledger.observe(t, step, self._sim.noise_var_j)
+        mine = self._as_usual(mine, ledger, self._sim.round_at(t, skip_unheard=False))  # as recorded rounds do
+        expected, before = _numbers(mine, ledger), _numbers(self.state, self._ledger)
+        allowed = {name: _allowed(value, before.get(name)) for name, value in expected.items()}
+        why = "a recorded round led elsewhere"
+        try:
+            self._recorded.advance(t, self.state, self._ledger)
+            found = _numbers(self.state, self._ledger)
+            alike = found.keys() == expected.keys() and all(
+                _alike(found[name], value, allowed[name]) for name, value in expected.items()
+            )
+        except Exception as error:  # whatever it is: rounds as usual either have it, too, or do without
+            alike, why = False, in_a_line(error)
+        self._tried += 1
+        if not alike:
+            self._give_up(why)
+            self.state = mine
+            self._ledger.take(ledger)
+
+    def _give_up(self, why: str) -> None:
+        self.how = f"rounds were done one by one: {why}"
+        log.info("%s", self.how)
+        self._recorded = None
 
 
-class _StaticRounds:
+class _RecordedRounds:
     """Rounds that do the same with the same tensors every time: state, ledger, inputs."""
 
-    def __init__(self, sim: Simulation, state: Any, ledger: Ledger) -> None:
-        self._sim, self._state, self._ledger = sim, state, ledger
+    def __init__(self, sim: Simulation) -> None:
+        self._sim = sim
         self._t = torch.zeros((), dtype=torch.int64, device=sim.device)
         self._lr = torch.zeros((), dtype=torch.float64, device=sim.device)
         self._batches = torch.empty_like(sim.sampler.at(0))
-        self._noise: list[Tensor] = []  # of each use of the uplink in a round
+        self._noise: dict[str, Tensor] = {}
+        """What the air adds in a round, by name."""
         self._air = sim.air
         if isinstance(sim.air, Air):
-            self._air = dataclasses.replace(sim.air, noise=self._static_noise)
-        self._names: list[str] = []
-        self._done = 0
+            self._air = dataclasses.replace(sim.air, noise=self._drawn)
+        self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._recordable = True
 
-    def advance(self, t: int) -> None:
-        """Do round t."""
+    def advance(self, t: int, state: Any, ledger: Ledger) -> None:
+        """Do round t in place of state and ledger: the first as it will be recorded, then recorded, then replayed."""
         self._t.fill_(t)
         self._lr.fill_(self._sim.config.training.lr_at(t))
         self._batches.copy_(self._sim.sampler.at(t))
         if isinstance(self._sim.air, Air):
-            for name, noise in zip(self._names, self._noise, strict=True):
+            for name, noise in self._noise.items():
                 noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, noise.shape[-1]))
-        if self._done >= WARM_UP and self._graph is None and self._recordable:
-            self._record()
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self._round(t)
-        self._done += 1
+        if not self._warm:
+            self._round(t, state, ledger)
+            self._warm = True
+            return
+        if self._graph is None:
+            self._graph = self._record(state, ledger)
+        self._graph.replay()
 
-    def _record(self) -> None:
+    def _record(self, state: Any, ledger: Ledger) -> "torch.cuda.CUDAGraph":
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         collects = gc.isenabled()
         gc.disable()  # freeing an older run's graph in the middle would spoil this one
         try:
             with torch.cuda.graph(graph):
-                self._round(None)
-        except RuntimeError as error:
-            torch.cuda.set_stream(stream)
-            self._recordable = False
-            log.warning("rounds are not a CUDA graph: %s", error)
-            return
+                self._round(None, state, ledger)
         finally:
+            torch.cuda.set_stream(stream)
             if collects:
                 gc.enable()
-        self._graph = graph
+        return graph
 
-    def _round(self, t: int | None) -> None:
+    def _round(self, t: int | None, state: Any, ledger: Ledger) -> None:
         """One round; the new state takes the place of the old."""
         self._now = t
-        step = self._sim.take(self._state, self._sim.static_round(self._t, self._lr, self._batches, self._air))
-        self._ledger.observe(self._t, step, self._sim.noise_var_j)
-        _overwrite(self._state, step.state)
+        step = self._sim.take(state, self._sim.recorded_round(self._t, self._lr, self._batches, self._air))
+        ledger.observe(self._t, step, self._sim.noise_var_j)
+        overwrite(state, step.state)
 
-    def _static_noise(self, seeds: Sequence[int], name: str, t: Any, size: int) -> Tensor:
+    def _drawn(self, seeds: Sequence[int], name: str, t: Any, size: int) -> Tensor:
         """The noise that `advance` has drawn; the first round shows what is needed."""
-        if name not in self._names:
+        if name not in self._noise:
             assert isinstance(self._sim.air, Air)
             assert self._now is not None
-            self._names.append(name)
-            self._noise.append(self._sim.air.noise(seeds, name, self._now, size).clone())
-        return self._noise[self._names.index(name)]
+            self._noise[name] = self._sim.air.noise(seeds, name, self._now, size).clone()
+        return self._noise[name]
 
 
-def _unaliased(state: Any, seen: set[int]) -> Any:
-    """A state whose tensors share no memory, so that each can be overwritten."""
-    values = {}
-    for f in dataclasses.fields(state):
-        value = getattr(state, f.name)
-        if not isinstance(value, Tensor):
-            values[f.name] = _unaliased(value, seen)
-            continue
-        place = value.untyped_storage().data_ptr()
-        values[f.name] = value.clone() if place in seen or 0 in value.stride() else value
-        seen.add(place)
-    return dataclasses.replace(state, **values)
+def _numbers(state: Any, ledger: Ledger) -> dict[str, Tensor]:
+    """All tensors of a state and its ledger."""
+    return tensors_of(state) | {f"ledger {name}": value for name, value in ledger.tensors().items()}
 
 
-def _overwrite(old: Any, new: Any) -> None:
-    """Copy the tensors of a state into those of another of the same form."""
-    pairs = _pairs(old, new)
-    memory = {kept.untyped_storage().data_ptr() for kept, _ in pairs}
-    moved = [
-        (kept, value.clone() if value.untyped_storage().data_ptr() in memory else value)
-        for kept, value in pairs
-        if (kept.data_ptr(), kept.stride()) != (value.data_ptr(), value.stride())
-    ]
-    for kept, value in moved:
-        kept.copy_(value)
+def _allowed(after: Tensor, before: Tensor | None) -> list[float]:
+    """By how much a replayed round may miss a real tensor, for each seed; whole numbers it may not miss."""
+    if not _real(after):
+        return []
+    if before is None or before.shape != after.shape:
+        return [MOST_VALUE * _length(value) for value in after]
+    pairs = zip(after, before, strict=True)
+    return [MOST_CHANGE * _length(now - then) + MOST_VALUE * _length(now) for now, then in pairs]
 
 
-def _pairs(old: Any, new: Any) -> list[tuple[Tensor, Tensor]]:
-    """Tensors of two states, field by field."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for f in dataclasses.fields(old):
-        one, other = getattr(old, f.name), getattr(new, f.name)
-        pairs += [(one, other)] if isinstance(one, Tensor) else _pairs(one, other)
-    return pairs
+def _alike(found: Tensor, expected: Tensor, allowed: list[float]) -> bool:
+    """Whether a tensor is the expected one but for rounding."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    if not _real(expected):
+        return torch.equal(found, expected)
+    return all(
+        torch.equal(one.isfinite(), other.isfinite()) and _length(one - other) <= most
+        for one, other, most in zip(found, expected, allowed, strict=True)
+    )
+
+
+def _real(values: Tensor) -> bool:
+    return values.is_floating_point() or values.is_complex()
+
+
+def _length(values: Tensor) -> float:
+    """Norm of the finite values."""
+    finite = torch.where(values.isfinite(), values, 0.0)
+    return float(torch.linalg.vector_norm(finite, dtype=torch.complex128 if finite.is_complex() else torch.float64))

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 
 from otafl.algorithms.base import Info, Problem, Round, Step
 from otafl.config import Config
-from otafl.engine import kernels
 from otafl.engine.batches import shared_sampler
+from otafl.engine.devices import Devices
 from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
 from otafl.engine.preactivation import PreactivationEngine, suits
-from otafl.engine.rows import Schedule
-from otafl.engine.rule import PLAIN
+from otafl.engine.rows import Known, Schedule
 from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
 from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.memory import refuse_too_large
@@ -111,7 +110,6 @@ class Simulation:
             num_params=num_params,
             symbol_energy_j=config.radio.symbol_energy_j,
             noise_var_j=self.noise_var_j,
-            most_last_heard=config.cell.devices,
             initial=self.objective.initial(self.seeds),
             cohort=config.cell.cohort,
             server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
@@ -126,15 +124,13 @@ class Simulation:
         self.problem = dataclasses.replace(self.problem, plan=self._plan)
         self._active, self._useful = self._foresee(host_channel)
         self._plan = {name: values.to(device) for name, values in self._plan.items()}
-        if self._active is not None and device.type != "cpu":
-            self.problem = dataclasses.replace(self.problem, most_last_heard=self._active.most_last())
         self._strays = torch.zeros(len(self.seeds), dtype=torch.bool, device=device)
         self._absent = torch.zeros_like(self._strays)
         self._downlink = None
         if imperfect.downlink_std > 0 and not getattr(self.algorithm, "downlink_errors", True):
             raise ConfigError(
                 f"imperfect.downlink_std: errors of received models are not known for this form of {self._who} (FedOAG "
-                'has a fixed algorithm.gamma and algorithm.anchors = "kept"); change it, or set downlink_std = 0'
+                'needs a fixed algorithm.gamma and algorithm.anchors = "kept"); change it, or set downlink_std = 0'
             )
         if isinstance(self.air, Air):
             masks = None if self._active is None else self._active.masks.cpu().numpy()
@@ -168,8 +164,13 @@ class Simulation:
         finite = torch.linalg.vector_norm(state.params, ord=torch.inf, dim=-1) <= EXPLODED
         return Step(state, info, spent, self.guard.note(round_.t, spent.energy_ratio, finite), finite)
 
-    def round_at(self, t: int, *, batches: Tensor | None = None, air: Air | None = None) -> Round:
-        """The instruments of round t; other `batches` or another `air` show what follows from them."""
+    def round_at(
+        self, t: int, *, batches: Tensor | None = None, air: Air | None = None, skip_unheard: bool = True
+    ) -> Round:
+        """The instruments of round t; other `batches` or another `air` show what follows from them.
+
+        Without `skip_unheard` devices that will never be heard again are trained, too.
+        """
         return self._round(
             t,
             self.config.training.lr_at(t),
@@ -177,35 +178,26 @@ class Simulation:
             Channel(self._coeff[t], None if self._each is None else self._each[t]),
             lambda: self.sampler.at(t) if batches is None else batches,
             air or self.air,
+            self._everyone.at(t if self.problem.cohort else 0),
             None if self._active is None else self._active.at(t),
-            None if self._useful is None else self._useful.at(t),
+            None if self._useful is None or not skip_unheard else self._useful.at(t),
             {name: values[t] for name, values in self._plan.items()},
         )
 
-    def static_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
+    def recorded_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
         """The instruments of the round whose number is in a tensor, from the same tensors every time."""
         needed = {"h"} | self._knowledge.device | self._knowledge.server
         now = {name: rounds.index_select(0, t.view(1))[0] for name, rounds in self._channel.items() if name in needed}
         active = None if self._active is None else self._active.pick(t)
         plan = {name: values.index_select(0, t.view(1))[0] for name, values in self._plan.items()}
         each = None if self._each is None else self._each.index_select(0, t.view(1))[0]
-        return self._round(t, lr, now, Channel(now["h"], each), lambda: batches, air, active, None, plan)
+        everyone = self._everyone.pick(t) if self.problem.cohort else self._everyone.at(0)
+        return self._round(t, lr, now, Channel(now["h"], each), lambda: batches, air, everyone, active, None, plan)
 
     @property
-    def static(self) -> bool:
-        """Whether rounds do the same with tensors every time, so that they can be a CUDA graph."""
-        head, training = self.objective.head, self.config.training
-        return (
-            bool(getattr(self.algorithm, "static", False))
-            and (self.config.imperfect.none or isinstance(self.air, IdealAir))
-            and isinstance(self._engine, PreactivationEngine)
-            and training.rule == PLAIN
-            and not self.problem.cohort
-            and head is not None
-            and head.bias
-            and (training.batches == "per_step" or training.local_steps == 1)
-            and kernels.suits(self.objective, head, training.batch_size, self.problem.initial)
-        )
+    def recordable(self) -> bool:
+        """Whether it is worth trying to record rounds as a CUDA graph: not where a radio changes single values."""
+        return self.device.type == "cuda" and (self.config.imperfect.none or isinstance(self.air, IdealAir))
 
     def _round(
         self,
@@ -215,8 +207,9 @@ class Simulation:
         channel: Channel,
         batches: Callable[[], Tensor],
         air: Air | IdealAir,
-        active: Tensor | None,
-        useful: Tensor | None,
+        everyone: Known,
+        active: Known | None,
+        useful: Known | None,
         plan: Mapping[str, Tensor],
     ) -> Round:
         return Round(
@@ -234,7 +227,7 @@ class Simulation:
             local_steps=self.config.training.local_steps,
             rule=self.config.training.rule,
             air=air,
-            everyone=self._everyone.at(int(t) if self.problem.cohort else 0),
+            everyone=everyone,
             active=active,
             useful=useful,
             plan=plan,
@@ -251,13 +244,13 @@ class Simulation:
 
     def mean_params(self, state: Any) -> Tensor:
         """x̄, the mean of the devices' models, [S, P]; the server model where devices keep none of their own."""
-        local: Tensor | None = getattr(state, "local_params", None)
-        if local is not None and self._useful is not None:  # some devices were left as they are
+        models = own_models(state)
+        if models is not None and self._useful is not None:  # some devices were left as they are
             raise ConfigError(
                 "the mean of the devices' models needs all of them trained: set training.skip_unheard = false, "
                 'or put "mean" into experiment.record'
             )
-        mean: Tensor = state.params if local is None else local.mean(1)
+        mean: Tensor = state.params if models is None else models.mean(1)
         return mean
 
     def uplink_probability(self, place: int = 0) -> NDArray[np.float64] | None:
@@ -413,6 +406,12 @@ class Simulation:
             raise OtaflError(
                 f"{self._who}: the device's memory is full in {where}; run fewer seeds at once (--seeds)"
             ) from error
+
+
+def own_models(state: Any) -> Tensor | None:
+    """Devices' own models [S, M, P], where a state has them."""
+    devices = getattr(state, "devices", None)
+    return devices.models if isinstance(devices, Devices) else None
 
 
 def _share_out(config: Config, dataset: Dataset, seed: int) -> list[Any]:

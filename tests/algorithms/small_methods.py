@@ -85,7 +85,7 @@ class TopK:
     share: float = 0.25
 
     def init(self, problem: otafl.Problem) -> Remembering:
-        return Remembering(problem.initial, otafl.Vectors(torch.zeros_like(problem.device_models())))
+        return Remembering(problem.initial, problem.vectors())
 
     def step(self, state: Remembering, round: otafl.Round) -> tuple[Remembering, otafl.Info]:  # noqa: A002
         size, h = round.problem.num_params, round.device.h
@@ -213,7 +213,7 @@ class Scaffold:
     local_steps: int = 3
 
     def init(self, problem: otafl.Problem) -> Controlled:
-        own = otafl.Vectors(torch.zeros_like(problem.device_models()))
+        own = problem.vectors()
         return Controlled(problem.initial, torch.zeros_like(problem.initial), own)
 
     def step(self, state: Controlled, round: otafl.Round) -> tuple[Controlled, otafl.Info]:  # noqa: A002

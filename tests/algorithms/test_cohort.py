@@ -71,10 +71,10 @@ def test_who_is_not_drawn_neither_trains_nor_hears(algorithm: str) -> None:
     sim = make(algorithm, 3, {"training.skip_unheard": False})
     state = sim.init()
     for t in range(5):
-        before, outside = state.local_params.clone(), ~sim.round_at(t).everyone
+        before, outside = state.devices.models.clone(), ~sim.round_at(t).everyone
         state = sim.step(state, t).state
-        assert torch.equal(state.local_params[outside], before[outside])
-        assert not torch.equal(state.local_params[~outside], before[~outside])
+        assert torch.equal(state.devices.models[outside], before[outside])
+        assert not torch.equal(state.devices.models[~outside], before[~outside])
 
 
 @otafl.register_algorithm("test-greedy")

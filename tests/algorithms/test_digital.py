@@ -25,7 +25,7 @@ def test_fedoag_without_noise_is_fedpbc() -> None:
         (state, info, *_), (same, info_same, *_) = one.step(state, t), other.step(same, t)
         assert torch.equal(info.active, info_same.active)
         assert torch.allclose(state.params, same.params, rtol=0, atol=1e-11)
-        assert torch.allclose(state.local_params, same.local_params, rtol=0, atol=1e-11)
+        assert torch.allclose(state.devices.models, same.devices.models, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
@@ -47,7 +47,7 @@ def test_fedawe_is_its_definition(server_lr: float) -> None:
             server[s] = (local[s, active] - server_lr * k * (local[s, active] - ends[s, active])).mean(0)
             local[s, active], last[s, active] = server[s], float(t)
         assert torch.allclose(state.params, server, rtol=0, atol=1e-10)
-        assert torch.allclose(state.local_params, local, rtol=0, atol=1e-10)
+        assert torch.allclose(state.devices.models, local, rtol=0, atol=1e-10)
     assert len(echoes) > 2
 
 

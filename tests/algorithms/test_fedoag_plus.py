@@ -27,7 +27,7 @@ def make(theta_min: float, keys: dict[str, Any] | None = None) -> Simulation:
 def by_hand(sim: Simulation, before: Any, ends: Tensor, t: int, s: int) -> tuple[Tensor, Tensor, float, Tensor]:
     """Active devices, their innovations, κ and θ of one round, from the definitions."""
     active = (np.abs(sim.worlds[s].coeff[t]) >= TINY_GAMMA / math.sqrt(sim.problem.num_params * 1e-9)).nonzero()[0]
-    anchors = before.anchors.pool[s, before.anchors.slot[s]]
+    anchors = before.devices.anchors.pool[s, before.devices.anchors.slot[s]]
     delta = ((ends[s] - anchors) / sim.config.training.lr_at(t))[active]
     ratios = delta.norm(dim=-1) / torch.from_numpy(np.abs(sim.worlds[s].coeff[t]))[active]
     middle, least = float(np.median(ratios)) if len(active) else 0.0, sim.algorithm.theta_min
@@ -52,16 +52,16 @@ def test_round_is_its_definition(theta_min: float) -> None:
             active, delta, kappa, theta = by_hand(sim, before, ends, t, s)
             assert info.active[s].nonzero().flatten().tolist() == active.tolist()
             silent = ~info.active[s]
-            assert torch.equal(after.local_params[s, silent], ends[s, silent])
+            assert torch.equal(after.devices.models[s, silent], ends[s, silent])
             if not len(active):
                 assert torch.equal(after.params[s], before.params[s])
                 continue
-            anchors = before.anchors.pool[s, before.anchors.slot[s]][active]
+            anchors = before.devices.anchors.pool[s, before.devices.anchors.slot[s]][active]
             sent = theta[:, None] * delta
             expected = anchors.mean(0) + lr * sent.mean(0) + lr * z[s] / (kappa * len(active))
             assert torch.allclose(after.params[s], expected, rtol=1e-10, atol=1e-11)
             kept = after.params[s] + lr * (delta - sent)
-            assert torch.allclose(after.local_params[s, active], kept, rtol=1e-10, atol=1e-11)
+            assert torch.allclose(after.devices.models[s, active], kept, rtol=1e-10, atol=1e-11)
             strength = torch.from_numpy(np.abs(sim.worlds[s].coeff[t]))[active]
             ratio = (kappa * sent.norm(dim=-1) / strength).square() / limit_j
             assert torch.allclose(energy_j[s, active] / limit_j, ratio, rtol=1e-9)
@@ -84,7 +84,7 @@ def test_f2_sum_of_the_models_is_kept(theta_min: float) -> None:
             active, _, kappa, _ = by_hand(sim, before, ends, t, s)
             added = sim.config.training.lr_at(t) * z[s] / kappa if len(active) else torch.zeros_like(z[s])
             expected = ends[s].sum(0) + added
-            assert torch.allclose(after.local_params[s].sum(0), expected, rtol=1e-9, atol=1e-10)
+            assert torch.allclose(after.devices.models[s].sum(0), expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("theta_min", THETAS)
@@ -95,11 +95,11 @@ def test_f9_mean_model_follows_the_quadratic(theta_min: float) -> None:
     sim = simulate(config)
     state = sim.init()
     center = sim.test.features.mean(0)
-    start = state.local_params.mean(1) - center
+    start = state.devices.models.mean(1) - center
     for t in range(40):
         state = sim.step(state, t).state
         expected = (1 - 0.05) ** (3 * (t + 1)) * start
-        assert torch.allclose(state.local_params.mean(1) - center, expected, rtol=1e-9, atol=1e-13)
+        assert torch.allclose(state.devices.models.mean(1) - center, expected, rtol=1e-9, atol=1e-13)
 
 
 def test_tight_scaling_without_noise_is_fedoag() -> None:
@@ -109,7 +109,7 @@ def test_tight_scaling_without_noise_is_fedoag() -> None:
     for t in range(12):
         state, same = one.step(state, t).state, other.step(same, t).state
         assert torch.allclose(state.params, same.params, rtol=0, atol=1e-11)
-        assert torch.allclose(state.local_params, same.local_params, rtol=0, atol=1e-11)
+        assert torch.allclose(state.devices.models, same.devices.models, rtol=0, atol=1e-11)
 
 
 def test_tight_scaling_spends_the_whole_limit() -> None:
@@ -150,11 +150,11 @@ class Disguised:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._round, name)
 
-    def train(self, start: Tensor, reference: tuple[Tensor, Tensor]) -> Updates:
-        ends = self._round.train(start, reference=reference).end
-        seeds = torch.arange(len(ends))[:, None]
-        anchors = reference[0][seeds, reference[1]]
-        return Updates(anchors + self._factors[..., None] * (ends - anchors), *reference, self._round.lr)
+    def train(self, devices: Any) -> Updates:
+        updates = self._round.train(devices)
+        pool, slot = updates.reference
+        anchors = pool[torch.arange(len(pool))[:, None], slot]
+        return Updates(anchors + self._factors[..., None] * (updates.end - anchors), pool, slot, self._round.lr)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
         reports = self._round.report(values, who)

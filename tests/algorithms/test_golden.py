@@ -23,7 +23,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sort
     for key, value in (
         ("algorithm.gamma", "adaptive"),
         ("algorithm.anchors", "float16"),
-        ("algorithm.anchors", "common"),
     )
 }
 

@@ -51,7 +51,7 @@ sim = simulate(make_config("fedoag", keys))
 def changes():
     round_ = sim.round_at(0)
     shared = round_.train(sim.problem.initial)
-    return round_.train(sim.problem.device_models()).end, shared.end, shared.norms(round_.everyone)
+    return round_.train(sim.problem.devices().models).end, shared.end, shared.norms(round_.everyone)
 
 
 plain = changes()

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import otafl
+from otafl.engine.devices import Anchors, Devices
 from otafl.engine.head import find_head
 from otafl.engine.preactivation import CHUNK_BYTES, GROUP_IMAGES, FactoredUpdates, PreactivationEngine
 from otafl.engine.training import BatchedEngine
@@ -189,14 +190,15 @@ def test_start_models_are_overwritten_only_where_they_can_be(engine: str, case: 
     changes = {}
     for name in (engine, "reference"):
         sim = simulate(make_config("fedoag", {"training.engine": name}))
-        start = sim.problem.device_models()
-        pool = sim.problem.device_models()
+        start = sim.problem.devices().models
+        pool = sim.problem.devices().models
         if case == "expanded":
             start = sim.problem.initial[:, None].expand(-1, 4, -1)
         if case == "the reference itself":
             pool = start
         before = pool.clone()
-        updates = sim.round_at(0).train(start, reference=(pool, torch.arange(4).expand(2, 4)))
+        anchors = Anchors(pool, torch.arange(4).expand(2, 4), torch.arange(4).expand(2, 4))
+        updates = sim.round_at(0).train(Devices(start, anchors))
         assert torch.equal(pool, before)
         assert (updates.end.data_ptr() == start.data_ptr()) == (case == "own" and name != "reference")
         changes[name] = updates.dense()
@@ -224,7 +226,7 @@ def test_chunks_do_not_change_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         round_ = sim.round_at(0)
         shared = round_.train(sim.problem.initial)
         mean = shared.superpose(round_.everyone / 11, round_.everyone)
-        ends.append((round_.train(sim.problem.device_models()).end, shared.end, shared.norms(round_.everyone), mean))
+        ends.append((round_.train(sim.problem.devices().models).end, shared.end, shared.norms(round_.everyone), mean))
     for other in ends[1:]:
         for one, two in zip(ends[0], other, strict=True):
             assert torch.allclose(one, two, rtol=0, atol=1e-12)
@@ -238,7 +240,7 @@ def test_groups_of_steps_do_not_change_a_device(batches: str, monkeypatch: pytes
     for engine, images in (("reference", 1), ("preactivation", 2**30), ("preactivation", 8), ("preactivation", 1)):
         monkeypatch.setitem(GROUP_IMAGES, "cpu", images)
         sim = simulate(make_config("fedoag", {**keys, "training.engine": engine}))
-        ends.append(sim.round_at(0).train(sim.problem.device_models()).end)
+        ends.append(sim.round_at(0).train(sim.problem.devices().models).end)
     for other in ends[1:]:
         assert torch.allclose(ends[0], other, rtol=0, atol=1e-12)
 

@@ -9,7 +9,7 @@ import torch
 
 import otafl
 from otafl.algorithms.fedoag import FedOAG
-from otafl.engine.rows import Schedule, announce, replace_rows, rows_of
+from otafl.engine.rows import Schedule, all_rows, replace_rows, rows_of
 from otafl.errors import ConfigError, PluginError
 from tests.conftest import make_config, simulate
 
@@ -18,21 +18,31 @@ def masks() -> np.ndarray:
     return np.random.default_rng(0).random((6, 3, 5)) < 0.4
 
 
-def test_announced_rows_are_the_masks_own() -> None:
+def test_known_rows_are_the_masks_own() -> None:
     known = masks()
     schedule = Schedule(known, torch.device("cpu"))
     for t, mask in enumerate(known):
-        rows, looked = rows_of(schedule.at(t)), rows_of(torch.from_numpy(mask))
+        rows, looked = schedule.at(t).rows, rows_of(torch.from_numpy(mask))
         assert torch.equal(rows.index, looked.index)
         assert rows.bounds == looked.bounds
         assert rows.index.tolist() == np.flatnonzero(mask).tolist()
 
 
 def test_a_mask_that_was_written_is_looked_at_again() -> None:
-    mask = torch.tensor([[True, False], [False, True]])
-    announce(mask, rows_of(mask))
-    mask[0, 1] = True
-    assert rows_of(mask).index.tolist() == [0, 1, 3]
+    sim = simulate(make_config("fedavg"))
+    round_ = sim.round_at(0)
+    round_.everyone[0, 1] = False
+    updates = round_.train(sim.problem.initial, round_.everyone)
+    norms = updates.norms(torch.ones_like(round_.everyone))
+    assert float(norms[0, 1]) == 0
+    assert (norms > 0).sum() == norms.numel() - 1
+
+
+def test_all_rows() -> None:
+    rows = all_rows(torch.zeros(2, 3, dtype=torch.bool))
+    assert rows.index.tolist() == [0, 1, 2, 3, 4, 5]
+    assert rows.bounds == (0, 3, 6)
+    assert rows.complete
 
 
 def test_padded_rows_hold_the_mask_and_are_equally_many() -> None:
@@ -40,10 +50,10 @@ def test_padded_rows_hold_the_mask_and_are_equally_many() -> None:
     schedule = Schedule(known, torch.device("cpu"))
     most = known.sum(-1).max()
     for t, mask in enumerate(known):
-        picked = schedule.pick(torch.tensor(t))
-        rows = rows_of(picked)
-        assert torch.equal(picked, torch.from_numpy(mask))
-        assert rows.padded
+        known_mask = schedule.pick(torch.tensor(t))
+        rows = known_mask.rows
+        assert torch.equal(known_mask.mask, torch.from_numpy(mask))
+        assert not known_mask.exact
         assert rows.even
         assert len(rows) == 3 * most
         assert len(set(rows.index.tolist())) == len(rows)
@@ -52,20 +62,18 @@ def test_padded_rows_hold_the_mask_and_are_equally_many() -> None:
             assert (rows.index[rows.bounds[s] : rows.bounds[s + 1]] // 5 == s).all()
 
 
-def test_most_different_last_rounds() -> None:
-    """Three devices: heard together, then one by one, then together again."""
-    known = np.array([[1, 1, 1], [1, 0, 0], [0, 1, 0], [1, 1, 1]], dtype=bool)[:, None]
-    assert Schedule(known, torch.device("cpu")).most_last() == 3
-    assert Schedule(known[:1], torch.device("cpu")).most_last() == 1
-    assert Schedule(~known[:1], torch.device("cpu")).most_last() == 1
+def test_equally_many_rows_need_no_padding() -> None:
+    known = np.array([[[1, 1, 0], [0, 1, 1]], [[1, 0, 1], [1, 1, 0]]], dtype=bool)
+    picked = Schedule(known, torch.device("cpu")).pick(torch.tensor(1))
+    assert picked.exact
+    assert picked.rows.index.tolist() == np.flatnonzero(known[1]).tolist()
 
 
 def test_replacing_rows_leaves_the_others() -> None:
     models, params = torch.zeros((2, 3, 4)), torch.tensor([[1.0], [2.0]]).expand(2, 4)
     who = torch.tensor([[True, False, True], [False, True, False]])
-    replaced = replace_rows(models, who, params, in_place=False)
-    assert (models == 0).all()
-    assert replaced[..., 0].tolist() == [[1, 0, 1], [0, 2, 0]]
+    replace_rows(models, who, params)
+    assert models[..., 0].tolist() == [[1, 0, 1], [0, 2, 0]]
 
 
 @pytest.mark.parametrize("algorithm", ["fedoag", "ota-fedavg"])

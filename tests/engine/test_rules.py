@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from otafl.engine.devices import Anchors, Devices
 from otafl.engine.rule import LocalRule
 from otafl.errors import ConfigError, PluginError
 from tests.conftest import make_config, simulate
@@ -45,7 +46,7 @@ def trained(engine: str, keys: dict[str, Any], start: str, **more: Any) -> tuple
         own = initial[:, None] + 0.1 * torch.randn(shape, generator=draw, dtype=torch.float64)
         pool = torch.stack([initial, initial + 0.05], dim=1)
         slot = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 0]])
-        updates = round_.train(own, who, (pool, slot), **chosen)
+        updates = round_.train(Devices(own, Anchors(pool, slot, slot)), who, **chosen)
     return updates.dense().clone(), updates.measured_norms(who)
 
 

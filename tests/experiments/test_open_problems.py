@@ -98,15 +98,15 @@ def test_figures_of_gamma_and_of_anchors(tmp_path: Path) -> None:
     _, table = drawn("adaptive", needs, made, tmp_path)
     assert len(table.read_text(encoding="utf-8").splitlines()) == 4 + 2 * len(open_problems.QUICK_WORLDS)
     needs = open_problems.needs("anchors", quick=True)
-    columns = {"anchors": 5.0, "norm_bound": 40.0}
+    columns = {"anchors": 5.0, "anchors_paper": 9.0, "norm_bound": 40.0}
     made = {}
     for need in needs:
-        lost = (dead, {0: 3, 1: 4, 2: 5}) if "none" in need.label else (curve(90), {})
+        lost = (dead, {0: 3, 1: 4, 2: 5}) if "bfloat16" in need.label else (curve(90), {})
         made[id(need)] = result(need.config, *lost, **columns)
     _, table = drawn("anchors", needs, made, tmp_path)
     text = table.read_text(encoding="utf-8")
-    assert "| FedOAG | float16 | 5.0 | 5 | 2.5 | 40 |" in text
-    assert "| FedOAG | kept (at most m) | 5.0 | 5 | 5.0 | 40 |" in text
+    assert "| FedOAG | float16 | 5.0 | 5 | 9.0 | 2.5 | 40 |" in text
+    assert "| FedOAG | kept (at most m) | 5.0 | 5 | 9.0 | 5.0 | 40 |" in text
     assert "diverged, first after round 3" in text
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from otafl.engine.devices import Anchors, Devices
 from otafl.engine.updates import Updates, shared_reference
 from otafl.errors import ConfigError
 from otafl.fold import run
@@ -191,6 +192,12 @@ def test_downlink_errors_last_until_the_next_reception() -> None:
     assert abs(float(drawn.std()) - 0.1) < 0.01
 
 
+def anchored(models: Tensor) -> Devices:
+    """Devices whose anchors are their models."""
+    own = torch.arange(models.shape[1]).expand(models.shape[:2])
+    return Devices(models, Anchors(models.clone(), own, own))
+
+
 @pytest.mark.parametrize("algorithm", ["vanilla", "fedoag"])
 def test_downlink_errors_move_gradients_and_are_not_sent(algorithm: str) -> None:
     """½‖x − c_i‖², one step: the update is c_i − (x + e_i), against the clean model or anchor."""
@@ -203,14 +210,11 @@ def test_downlink_errors_move_gradients_and_are_not_sent(algorithm: str) -> None
         updates = round_.train(start).dense()
         models = start[:, None]
     else:
-        own, models = True, state.local_params.clone()
-        reference = (state.local_params.clone(), torch.arange(4).expand(2, 4))
-        updates = round_.train(state.local_params, reference=reference).dense()
+        own, models = True, state.devices.models.clone()
+        updates = round_.train(anchored(models.clone())).dense()
     errors = sim._downlink.errors(2, own, state.params, 4)
     clean = simulate(make_quadratic(algorithm, {"training.local_steps": 1})).round_at(2)
-    plain = clean.train(
-        models.expand(2, 4, -1).clone(), reference=(models.expand(2, 4, -1).clone(), torch.arange(4).expand(2, 4))
-    ).dense()
+    plain = clean.train(anchored(models.expand(2, 4, -1).clone())).dense()
     assert torch.allclose(updates, plain - errors)
     assert errors.abs().max() > 0
 

@@ -21,7 +21,7 @@ def test_probabilities_are_those_of_the_activity() -> None:
     prob = sim.uplink_probability()
     assert prob is not None
     assert sim._active is not None
-    heard = np.mean([sim._active.at(r)[0].numpy() for r in range(1500)], axis=0)
+    heard = np.mean([sim._active.at(r).mask[0].numpy() for r in range(1500)], axis=0)
     error = np.sqrt((prob * (1 - prob)).sum(0)) / 1500
     assert (np.abs(heard - prob.mean(0)) <= 5 * error + 1e-9).all()
 

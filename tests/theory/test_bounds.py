@@ -125,9 +125,9 @@ def test_lemma_6_is_false_as_printed_and_holds_mended() -> None:
     sim = quadratic_world(300, k.lr, 0.5)
     state, total = sim.init(), 0.0
     for t in range(300):
-        mean = state.local_params.mean(1, keepdim=True)
+        mean = state.devices.models.mean(1, keepdim=True)
         assert torch.allclose(mean, torch.tensor(0.5, dtype=torch.float64), atol=1e-12)
-        total += float((state.local_params - mean).square().mean()) / 300
+        total += float((state.devices.models - mean).square().mean()) / 300
         state = sim.step(state, t).state
     assert bounds.consensus_error(k, grad_sq=0.0, mended=False) == 0
     assert 0 < total <= bounds.consensus_error(k, grad_sq=0.0)
@@ -264,7 +264,7 @@ def test_theorem_1_and_lemma_6_against_simulation(noise_dbm_hz: float) -> None:
     sim = simulate(make_quadratic("fedoag", p_weighted_world(keys)))
     state, grad_sq, consensus, largest = sim.init(), 0.0, 0.0, 0.0
     for t in range(rounds):
-        models = state.local_params[..., 0]
+        models = state.devices.models[..., 0]
         mean = models.mean(1)
         grad_sq += float((mean - 0.5).square().mean()) / rounds
         consensus += float((models - mean[:, None]).square().mean()) / rounds
@@ -334,11 +334,11 @@ def test_lemmas_4_and_5_against_simulation(noise_dbm_hz: float, start: float) ->
     )
     state, squares = sim.init(), []
     for t in range(rounds):
-        mean = state.local_params.mean(1)[:, 0]
-        spread = (state.local_params[..., 0] - mean[:, None]).square().mean(1)
-        assert float((state.local_params[..., 0] - torch.tensor([0.0, 1.0])).square().max()) <= k.gradient_bound
+        mean = state.devices.models.mean(1)[:, 0]
+        spread = (state.devices.models[..., 0] - mean[:, None]).square().mean(1)
+        assert float((state.devices.models[..., 0] - torch.tensor([0.0, 1.0])).square().max()) <= k.gradient_bound
         state, info, *_ = sim.step(state, t)
-        after = state.local_params.mean(1)[:, 0]
+        after = state.devices.models.mean(1)[:, 0]
         change = ((after - 0.5).square() - (mean - 0.5).square()) / 2
         bound_sq = info.norm_bound.square()
         squares.append(bound_sq)

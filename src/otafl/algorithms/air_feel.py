@@ -24,7 +24,8 @@ from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, reach, send
+from otafl.algorithms.truncated import full_amplitude
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, reach, send
 from otafl.power import constant, unbiased
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
@@ -38,7 +39,6 @@ class AirFEEL:
         device=frozenset({"h"}), server=frozenset({"mean_gain"}), fading="block, known law"
     )
     ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
 
     regime: Literal["unbiased", "biased"] = "unbiased"
     """Expected weights all 1/m, or least mean squared error."""

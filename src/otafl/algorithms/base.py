@@ -7,14 +7,14 @@ instruments of its Round: devices compute from `round.device` and what was broad
 come from `round.server`, `round.report` or `round.uplink`. Shapes have the seeds S in front: a method is
 written for the trailing axes, active sets are masks, "nobody is active" is a `where` per seed.
 
-`step` owns the state it is given and may overwrite its large tensors where `round.donates` is true.
+`step` owns the state it is given: the models of its `Devices` may be overwritten by `round.train`.
 
 Knows: updates, the air, views.
 Does not know: configuration, files, which method is running.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from otafl.engine.devices import Anchors, Devices
 from otafl.engine.objective import Objective
 from otafl.engine.preactivation import FactoredUpdates
-from otafl.engine.rows import Rows, announce, rows_of
+from otafl.engine.rows import Known, Rows, all_rows, blend_rows, replace_rows, rows_of
 from otafl.engine.rule import LocalRule
-from otafl.engine.training import Engine, LocalWork
+from otafl.engine.training import Engine, LocalWork, NotRecordable
 from otafl.engine.updates import Updates, own_references, shared_reference
 from otafl.errors import PluginError
 from otafl.radio.air import RECEPTIONS, Air, Channel, IdealAir, Reception, Transmission, check_mask
@@ -50,8 +51,6 @@ class Problem:
     num_params: int
     symbol_energy_j: float
     noise_var_j: float
-    most_last_heard: int
-    """Most different rounds in which devices were last heard, at any time, or their number: a hint for memory only."""
     initial: Tensor
     """x^0, [S, P]."""
     server: View
@@ -66,12 +65,24 @@ class Problem:
         """How many devices may take part in a round: the cohort, or all."""
         return self.cohort or self.num_devices
 
-    def device_models(self) -> Tensor:
-        """x^0 for every device, [S, M, P], each in memory aligned for matrix products."""
+    def devices(self, anchor: Tensor | None = None) -> Devices:
+        """Devices that each start from x^0.
+
+        With a first `anchor` [S, P], x^0 or what the server keeps of it, they remember from then on which server model
+        each last received, and measure their updates against it.
+        """
+        models = self._aligned().copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
+        return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices))
+
+    def vectors(self) -> Vectors:
+        """A vector of zeros, as long as the model, for every device to remember something in."""
+        return Vectors(self._aligned().zero_())
+
+    def _aligned(self) -> Tensor:
+        """[S, M, P], each device's part in memory aligned for matrix products."""
         num_seeds, num_params = self.initial.shape
         aligned = -(-num_params // ALIGNMENT) * ALIGNMENT
-        models = self.initial.new_empty(num_seeds, self.num_devices, aligned)[..., :num_params]
-        return models.copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
+        return self.initial.new_empty(num_seeds, self.num_devices, aligned)[..., :num_params]
 
 
 @dataclass(frozen=True)
@@ -101,8 +112,8 @@ class Algorithm(Protocol):
     def init(self, problem: Problem) -> Any:
         """The state before round 0: a dataclass of tensors, `Vectors` and such dataclasses, what the next round needs.
 
-        It has a field `params`, the server model [S, P]. If it has `local_params`, devices' models [S, M, P], the mean
-        model and the consensus distance are those of these.
+        It has a field `params`, the server model [S, P]. If it has `devices`, what `problem.devices` gave, the mean
+        model and the consensus distance are those of their models.
         """
         ...
 
@@ -120,10 +131,6 @@ class Foresight(Protocol):
     downlink_errors: ClassVar[bool] = True
     """False: errors of what devices receive would get into what they send, so `imperfect.downlink_std` is refused."""
 
-    static: ClassVar[bool] = False
-    """True: a step does the same with tensors in every round, uses `round.t` and `round.lr` only in tensor arithmetic
-    and draws nothing by itself. Then rounds on a GPU can be one CUDA graph."""
-
     gamma: float
     """A key of this name is FedOAG's γ: presets scale it with √d, and `otafl theory` and maps take its threshold."""
 
@@ -138,9 +145,8 @@ class Foresight(Protocol):
     def active(self, device: View, problem: Problem) -> Tensor | None:
         """Who transmits, where what devices know and the plan decide it, for all rounds at once: a mask [T, S, M].
 
-        Then it is known beforehand: a round has it as `round.active`, no round waits for a GPU to learn it, devices
-        that do not transmit need not train, and only these may report and transmit. None where it depends on what
-        happens: then `round.decide` takes a mask.
+        Then it is known beforehand: a round has it as `round.active`, devices that do not transmit need not train, and
+        only these may report and transmit. None where it depends on what happens.
         """
         ...
 
@@ -165,9 +171,9 @@ class Round:
         local_steps: int,
         rule: LocalRule,
         air: Air | IdealAir,
-        everyone: Tensor,
-        active: Tensor | None,
-        useful: Tensor | None,
+        everyone: Known,
+        active: Known | None,
+        useful: Known | None,
         plan: Mapping[str, Tensor],
         downlink: Downlink | None = None,
     ) -> None:
@@ -175,23 +181,24 @@ class Round:
         self.plan = plan
         """What the method's `plan` decided for this round, each [S, ...]."""
         self.t: Any = t
-        """The round's number; a scalar tensor where rounds are a CUDA graph."""
+        """The round's number; a scalar tensor where rounds are recorded."""
         self.lr: Any = lr
-        """η_t; a scalar tensor where rounds are a CUDA graph."""
-        self._static = isinstance(t, Tensor)
-        self.everyone = everyone
+        """η_t; a scalar tensor where rounds are recorded."""
+        self._recorded = isinstance(t, Tensor)
+        self.everyone = everyone.mask
         """Devices that may take part in this round: all, or its cohort; bool [S, M]."""
-        self._active, self._useful = active, useful
-        self._active_version = 0 if active is None else active._version
+        self._active = None if active is None else active.mask
+        self._active_version = 0 if active is None else active.mask._version
+        self._useful = None if useful is None else useful.mask
+        self._known = [(known, known.mask._version) for known in (everyone, active, useful) if known is not None]
         self.device, self.server = device, server
-        self.donates = engine.donates
         self._owner, self._channel, self._air = owner, channel, air
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps, self._rule = local_steps, rule
         self._open, self._reports = True, 0
         may = active if active is not None else everyone if problem.cohort else None
-        self._told = None if may is None else may.clone()  # as it was, whatever a method does to the other
-        self._heard = torch.zeros_like(everyone)
+        self._told = None if may is None else may.mask.clone()  # as it was, whatever a method does to the other
+        self._heard = torch.zeros_like(everyone.mask)
         self._transmissions: list[Transmission] = []
         place = channel.coeff.device
         self._energy_j = torch.zeros(channel.coeff.shape, dtype=torch.float64, device=place)
@@ -207,34 +214,21 @@ class Round:
         self._check_active()
         return self._active
 
-    def decide(self, active: Tensor) -> Tensor:
-        """Who transmits, where it is decided in this round: the mask, known to be one of this round."""
-        shape = self._check("decide()")
-        check_mask(self._owner, "decide()", active, shape)
-        if self._active is not None:
-            raise PluginError(f"algorithm {self._owner}: decide() is for a method whose `active` tells nothing")
-        if self.problem.cohort:
-            active = active & self.everyone
-        if self._static:  # a graph cannot ask how many there are: every row, and the mask tells
-            announce(active, replace(rows_of(self.everyone), padded=True))
-        return active
-
     def train(
         self,
-        start: Tensor,
+        start: Tensor | Devices,
         who: Tensor | None = None,
-        reference: tuple[Tensor, Tensor] | None = None,
+        reference: Tensor | None = None,
         *,
         correction: Tensor | None = None,
         steps: Tensor | None = None,
     ) -> Updates:
-        """Local training from a shared model [S, P] or from each device's own [S, M, P].
+        """Local training from a shared model [S, P] or from each device's own: `Devices`, or a tensor [S, M, P].
 
-        Devices outside `who` do not train: their update is 0. Unit: (end − start)/lr.
-
-        With a `reference`, models [S, K, P] and the one of each device [S, M], updates are (end − reference)/lr,
-        and devices' own start models become the end points where `round.donates`. Then, too, a device that will
-        not transmit in this round or any later one may be left as it is: nobody will ever hear of it.
+        Devices outside `who` do not train. Updates are (end − start)/lr; for devices with anchors (end − anchor)/lr;
+        with a `reference` [S, P] (end − reference)/lr. In the latter two cases the start models may become the end
+        points, and a device that will not transmit in this round or any later one may be left as it is: nobody will
+        ever hear of it.
 
         What a step is, is the same for every method: the keys of `[training]` (`otafl.engine.rule`). A `correction`
         [S, M, P] is added to every gradient of a device, in the unit of a gradient; `steps`, int [S, M], lets a device
@@ -242,17 +236,27 @@ class Round:
         """
         shape = self._check("train()")
         size = self._objective.num_params
+        against: tuple[Tensor, Tensor] | None = None
+        if isinstance(start, Devices):
+            if start.anchors is not None:
+                against = start.anchors.pool, start.anchors.slot
+            start = start.models
         self._check_plain("train()", start)
         if start.shape not in ((shape[0], size), (*shape, size)) or (reference is not None and start.dim() == 2):
             raise PluginError(
                 f"algorithm {self._owner}: train() needs models of shape [S, P] or, with a reference, [S, M, P]; got "
                 f"{tuple(start.shape)}"
             )
+        if reference is not None:
+            self._check_plain("train()", reference)
+            if reference.shape != (shape[0], size) or reference.dtype != start.dtype:
+                raise PluginError(
+                    f"algorithm {self._owner}: train() needs a reference of shape {[shape[0], size]} and {start.dtype}"
+                )
+            against = shared_reference(reference, shape[1])
         if who is None:
-            who = self.everyone if reference is None or self._useful is None else self._useful
+            who = self.everyone if against is None or self._useful is None else self._useful
         check_mask(self._owner, "train()", who, shape)
-        if self.problem.cohort and who is not self.everyone:
-            who = who & self.everyone
         if correction is not None:
             self._check_plain("train()", correction)
             if correction.shape != (*shape, size) or correction.dtype != start.dtype:
@@ -264,13 +268,57 @@ class Round:
             if steps.shape != shape or steps.is_floating_point() or steps.is_complex():
                 raise PluginError(f"algorithm {self._owner}: train() needs whole steps, of shape {list(shape)}")
             steps = steps.clamp(0, self._local_steps)
-        rows, batches = rows_of(who), self._batches()
-        mask = who if rows.padded else None
+        (rows, mask), batches = self._rows(who), self._batches()
         rule = (self._rule, correction, steps)
         if self._downlink is not None:
-            return self._train_from_received(start, rows, batches, reference, rule)
-        work = LocalWork(self._objective, start, rows, batches, self._local_steps, self.lr, mask, reference, *rule)
+            return self._train_from_received(start, rows, batches, against, rule)
+        work = LocalWork(
+            self._objective, start, rows, batches, self._local_steps, self.lr, mask, against, *rule, who=who
+        )
         return self._engine.train(work)
+
+    def broadcast(
+        self,
+        params: Tensor,
+        who: Tensor,
+        devices: Devices,
+        trained: Updates,
+        *,
+        unsent: Tensor | None = None,
+        stored: Tensor | None = None,
+    ) -> Devices:
+        """The devices `who` receive `params` [S, P] at the end of the round and go on from it, error-free.
+
+        The others go on from what they `trained`. With `unsent` [S, M], the share of its update that a device has not
+        sent, it goes on from params + unsent_i lr update_i. An anchor becomes `params`, or what the server has `stored`
+        of it [S, P].
+        """
+        shape = self._check("broadcast()")
+        check_mask(self._owner, "broadcast()", who, shape)
+        for model in (params, stored):
+            if model is not None and (type(model) is not Tensor or model.shape != (shape[0], self.problem.num_params)):
+                raise PluginError(f"algorithm {self._owner}: broadcast() needs a model of shape [S, P]")
+        models = trained.end
+        if unsent is None:
+            replace_rows(models, who, params)
+        else:
+            blend_rows(models, who, params, unsent, *trained.reference)
+        if devices.anchors is None:
+            return Devices(models)
+        kept = params if stored is None else stored
+        return Devices(models, devices.anchors.after(kept, who, self._engine.donates))
+
+    def _rows(self, who: Tensor) -> tuple[Rows, Tensor | None]:
+        """The rows of those who train and, where other rows are among them, their mask."""
+        self._check_active()
+        for known, version in self._known:
+            if who is known.mask and who._version == version:
+                return known.rows, None if known.exact else who
+        if self.problem.cohort:
+            who = who & self.everyone
+        if self._recorded:  # nobody can be asked how many there are
+            return all_rows(who), who
+        return rows_of(who), None
 
     def _train_from_received(
         self,
@@ -305,7 +353,7 @@ class Round:
             )
         self._scalars += who.sum(-1)
         self._note(who)
-        return Reports(torch.where(who, values, torch.zeros_like(values)), announce(who.clone(), rows_of(who)))
+        return Reports(torch.where(who, values, torch.zeros_like(values)), who.clone())
 
     def uplink(
         self, signal: Updates | Vectors, tx_scale: Tensor, who: Tensor, reception: Reception | None = None
@@ -347,8 +395,6 @@ class Round:
             )
         check_mask(self._owner, "uplink()", who, shape)
         self._note(who)
-        if who.device.type == "cpu":
-            who = who.clone()  # a mask of our own: nobody has announced other rows for it
         use = len(self._transmissions)
         heard, spent = self._air.uplink(signal, tx_scale, who, self._channel, self.t, use, reception)
         self._transmissions.append(spent)
@@ -358,8 +404,8 @@ class Round:
 
     def draw(self, name: str) -> list[np.random.Generator]:
         """The method's own random streams of this round, one generator per seed."""
-        if self._static:
-            raise PluginError(f"algorithm {self._owner}: a method that draws cannot be `static`")
+        if self._recorded:
+            raise NotRecordable("the method draws random numbers")
         return [Streams(seed).anonymous(f"algorithm/{name}", self.t) for seed in self._seeds]
 
     def _close(self, active: Tensor) -> "Spent":

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, reach, send
+from otafl.algorithms.truncated import full_amplitude
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, reach, send
 from otafl.errors import ConfigError
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
@@ -39,7 +40,6 @@ class BBInterior:
         device=frozenset({"h"}), server=frozenset({"mean_gain", "distance_m"}), fading="Rayleigh"
     )
     ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
 
     interior_radius_m: Annotated[float, Gt(0)] = 900.0
     """R, within which devices are scheduled; 0.6 of the paper's cell radius."""

@@ -25,7 +25,6 @@ class FedAvg:
 
     knowledge: ClassVar[Knowledge] = Knowledge(fading="none (error-free)")
     ideal_radio: ClassVar[bool] = True
-    static: ClassVar[bool] = True
 
     def init(self, problem: Problem) -> State:
         """Start from x^0."""

@@ -20,8 +20,8 @@ from annotated_types import Gt
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.uplink import Gamma, above_threshold
-from otafl.engine.rows import replace_rows
+from otafl.algorithms.truncated import Gamma, above_threshold
+from otafl.engine.devices import Devices
 from otafl.engine.updates import Updates, shared_reference
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
@@ -33,8 +33,8 @@ class State:
 
     params: Tensor
     """x^t, [S, P]."""
-    local_params: Tensor
-    """x_i^t, [S, M, P]."""
+    devices: Devices
+    """With their models x_i^t."""
     last_active: Tensor
     """τ_i, int [S, M]."""
 
@@ -45,7 +45,6 @@ class FedAWE:
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), fading="none (error-free)")
     ideal_radio: ClassVar[bool] = True
-    static: ClassVar[bool] = True
 
     gamma: Gamma = 1e-9
     """γ decides who is active, as in FedOAG."""
@@ -56,8 +55,8 @@ class FedAWE:
 
     def init(self, problem: Problem) -> State:
         """Every device starts from x^0."""
-        local = problem.device_models()
-        return State(problem.initial, local, torch.full(local.shape[:2], -1, device=local.device))
+        devices = problem.devices()
+        return State(problem.initial, devices, torch.full_like(devices.models[..., 0], -1, dtype=torch.int64))
 
     def active(self, device: View, problem: Problem) -> Tensor:
         """FedOAG's line 10."""
@@ -65,10 +64,10 @@ class FedAWE:
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Uploads are measured against x^t, only to be added to it again."""
-        active, start = round.active, state.local_params
-        trained = round.train(start, active).end
+        active, start = round.active, state.devices.models
+        trained = round.train(state.devices, active)
         echo = self.server_lr * (round.t - state.last_active).to(start.dtype)
-        uploaded = torch.lerp(start, trained, echo[..., None])
+        uploaded = torch.lerp(start, trained.end, echo[..., None])
         uploads = Updates(uploaded, *shared_reference(state.params, round.problem.num_devices), round.lr)
         count = active.sum(-1, keepdim=True)
         mean = round.uplink(uploads, active / count.clamp(min=1).double(), active)
@@ -77,5 +76,5 @@ class FedAWE:
             length = torch.linalg.vector_norm(move, dim=-1, keepdim=True)
             move = move * (self.step_limit / length.clamp(min=self.step_limit))
         params = torch.where(count > 0, state.params + move, state.params)
-        local = replace_rows(start, active, params, round.donates)
-        return State(params, local, torch.where(active, round.t, state.last_active)), Info(active=active)
+        devices = round.broadcast(params, active, state.devices, trained)
+        return State(params, devices, torch.where(active, round.t, state.last_active)), Info(active=active)

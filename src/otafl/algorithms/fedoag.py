@@ -11,49 +11,79 @@ Networks", Algorithm 1; line numbers below are its.
 Knows: its own h at each device; the server learns who is active and the norms ‖Δ_i‖ from the handshake.
 Does not know: channel statistics on any side, h at the server.
 Communicates: d channel uses and one scalar per active device and round.
-Departures: anchors are reference-counted (same result, bounded memory); τ is updated before the prune.
+Departures: the server keeps only the anchors that some device has (same result, bounded memory; the column
+anchors_paper tells how many the paper's line 21 would keep); τ is updated before the prune.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from otafl.algorithms.base import Info, Round
-from otafl.algorithms.gossip import Gossip, State
-from otafl.algorithms.uplink import heard_mean
-from otafl.engine.rows import replace_rows
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.gossip import Keeping, State, active_now, anchors_of, first_state, stored
+from otafl.algorithms.threshold import Threshold, next_gamma
+from otafl.algorithms.truncated import above_threshold, heard_mean
+from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
+
+NOISE_WEIGHT = 0.1  # of an adaptive γ
 
 
 @dataclass(frozen=True)
-class FedOAG(Gossip):
+class FedOAG:
     """Truncated inversion, norm handshake and postponed broadcast: gossip through the server."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    noise_weight: ClassVar[float] = 0.1
+    ideal_radio: ClassVar[bool] = False
+
+    gamma: Threshold = 1e-9
+    """γ: devices with |h_i| ≥ γ/√(d E_s) are active; paper: 1e-9 for its 814,090 parameters. Or "adaptive"."""
+    anchors: Keeping = "kept"
+    """How the server keeps the models its devices last received: as they are, or rounded to 16 bits."""
+
+    @property
+    def downlink_errors(self) -> bool:
+        """Whether they stay out of what is sent: where devices measure against what they received, in known rounds."""
+        return self.gamma != "adaptive" and self.anchors == "kept"
+
+    def init(self, problem: Problem) -> State:
+        """Line 1."""
+        return first_state(problem, self.gamma, self.anchors, NOISE_WEIGHT)
+
+    def active(self, device: View, problem: Problem) -> Tensor | None:
+        """Line 10; not known beforehand where γ is adaptive."""
+        return None if self.gamma == "adaptive" else above_threshold(device, problem, self.gamma)
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Lines 4–28."""
         # Lines 4–9, all devices: train from the own, possibly stale, model; measure against the anchor.
-        innovation = round.train(state.local_params, reference=(state.anchors.pool, state.anchors.slot))
+        innovation = round.train(state.devices)
 
         # Lines 10–18: the active devices report norms and send; the server recovers the mean innovation.
-        heard = heard_mean(round, innovation, *self.listen(state, round))
+        gamma, active = active_now(state, round, self.gamma)
+        heard = heard_mean(round, innovation, gamma, active)
 
         # Line 19 and line 26: add the mean anchor; if nobody was active, keep the model.
-        rebuilt = round.lr * heard.mean + state.anchors.mean(heard.who)
+        rebuilt = round.lr * heard.mean + anchors_of(state.devices).mean(heard.who)
         params = torch.where(heard.any, rebuilt, state.params)
 
         # Lines 20–28: postponed broadcast to the active devices only; the others keep what they trained.
-        local_params = replace_rows(innovation.end, heard.who, params, round.donates)
-        state, columns = self.follow(state, round, heard.who, params, local_params, heard.signal_energy)
+        kept = stored(params, self.anchors)
+        devices = round.broadcast(params, heard.who, state.devices, innovation, stored=kept)
+
+        columns = {"anchors_paper": anchors_of(devices).count_since_oldest()}
+        if state.gamma is not None:  # adaptive
+            columns["gamma"] = state.gamma.clone()
+            count = heard.who.sum(-1)
+            gamma = next_gamma(state.gamma, count, heard.signal_energy, round.problem, NOISE_WEIGHT)
         info = Info(
             active=heard.who,
             norm_bound=heard.norm_bound,
-            anchors=state.anchors.count(),
+            anchors=anchors_of(devices).count(),
             weights=heard.weights,
             noise_std=heard.noise_std,
             extra=columns,
         )
-        return state, info
+        return State(params, devices, gamma if isinstance(gamma, Tensor) else None), info

@@ -24,11 +24,14 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Round
-from otafl.algorithms.gossip import Gossip, State
-from otafl.engine.rows import blend_rows
-from otafl.radio.csi import Reports
+from otafl.algorithms.base import Info, Problem, Round
+from otafl.algorithms.gossip import Keeping, State, active_now, anchors_of, first_state, stored
+from otafl.algorithms.threshold import Threshold, next_gamma
+from otafl.algorithms.truncated import above_threshold
+from otafl.radio.csi import Reports, View
 from otafl.radio.knowledge import Knowledge
+
+NOISE_WEIGHT = 0.01  # of an adaptive γ, against a signal of which only a lower bound is known
 
 
 def median(reports: Reports) -> Tensor:
@@ -40,20 +43,36 @@ def median(reports: Reports) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedOAGPlus(Gossip):
+class FedOAGPlus:
     """FedOAG with less noise: scaled by the reports' median, what exceeds it is kept for later."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    noise_weight: ClassVar[float] = 0.01  # against a signal of which only a lower bound is known
+    ideal_radio: ClassVar[bool] = False
 
+    gamma: Threshold = 1e-9
+    """γ, as FedOAG's: a device is active if |h_i| ≥ γ/√(d E_s). Or "adaptive"."""
+    anchors: Keeping = "kept"
+    """How the server keeps the models its devices last received: as they are, or rounded to 16 bits."""
     theta_min: Annotated[float, Ge(0), Le(1)] = 0.5
     """Least share of its innovation that an active device sends; 1 sends everything, 0 would never drain."""
 
+    @property
+    def downlink_errors(self) -> bool:
+        """As FedOAG's."""
+        return self.gamma != "adaptive" and self.anchors == "kept"
+
+    def init(self, problem: Problem) -> State:
+        """As FedOAG's."""
+        return first_state(problem, self.gamma, self.anchors, NOISE_WEIGHT)
+
+    def active(self, device: View, problem: Problem) -> Tensor | None:
+        """As FedOAG's."""
+        return None if self.gamma == "adaptive" else above_threshold(device, problem, self.gamma)
+
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """FedOAG's round with another handshake."""
-        anchors, problem = state.anchors, round.problem
-        gamma, active = self.listen(state, round)
-        innovation = round.train(state.local_params, reference=(anchors.pool, anchors.slot))
+        problem, innovation = round.problem, round.train(state.devices)
+        gamma, active = active_now(state, round, self.gamma)
 
         # Handshake: one scalar each way.
         h = torch.where(active, round.device.h, 1.0)
@@ -73,25 +92,25 @@ class FedOAGPlus(Gossip):
         rescale = torch.where(kappa > 0, 1 / (kappa * num_active), 0.0)
         mean = received * rescale[:, None].to(received.dtype)
         heard = (reports.count() > 0)[:, None]
-        params = torch.where(heard, round.lr * mean + anchors.mean(reports.who), state.params)
+        params = torch.where(heard, round.lr * mean + anchors_of(state.devices).mean(reports.who), state.params)
 
         # Postponed broadcast to the active devices, which keep what they have not sent.
-        left = 1 - share
-        local = blend_rows(innovation.end, reports.who, params, left, (anchors.pool, anchors.slot), round.donates)
+        left, kept = 1 - share, stored(params, self.anchors)
+        devices = round.broadcast(params, reports.who, state.devices, innovation, unsent=left, stored=kept)
 
-        def at_least() -> Tensor:
-            """Received energy of devices that are just above the threshold."""
+        columns = {"unsent_share": (left * active).sum(-1) / num_active}
+        if state.gamma is not None:  # adaptive, by what devices that are just above the threshold would make arrive
+            columns["gamma"] = state.gamma.clone()
             asked = torch.maximum(middle[:, None], self.theta_min * reports.values)
             sent = (kappa[:, None] * torch.minimum(reports.values, asked)).square().sum(-1)
-            return sent * gamma**2 / (problem.num_params * problem.symbol_energy_j)
-
-        state, columns = self.follow(state, round, reports.who, params, local, at_least)
+            at_least = sent * state.gamma**2 / (problem.num_params * problem.symbol_energy_j)
+            gamma = next_gamma(state.gamma, reports.count(), at_least, problem, NOISE_WEIGHT)
         info = Info(
             active=reports.who,
             norm_bound=norms.max(-1).values,
-            anchors=state.anchors.count(),
+            anchors=anchors_of(devices).count(),
             weights=torch.where(active, share / num_active[:, None], 0.0),
             noise_std=rescale * problem.noise_var_j**0.5,
-            extra={"unsent_share": (left * active).sum(-1) / num_active, **columns},
+            extra=columns,
         )
-        return state, info
+        return State(params, devices, gamma if isinstance(gamma, Tensor) else None), info

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.uplink import Gamma, above_threshold
-from otafl.engine.rows import replace_rows
-from otafl.engine.updates import shared_reference
+from otafl.algorithms.truncated import Gamma, above_threshold
+from otafl.engine.devices import Devices
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 
@@ -33,8 +32,8 @@ class State:
 
     params: Tensor
     """x^t, [S, P]."""
-    local_params: Tensor
-    """x_i^t, [S, M, P]."""
+    devices: Devices
+    """With their models x_i^t."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,13 @@ class FedPBC:
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), fading="none (error-free)")
     ideal_radio: ClassVar[bool] = True
-    static: ClassVar[bool] = True
 
     gamma: Gamma = 1e-9
     """γ decides who is active, as in FedOAG."""
 
     def init(self, problem: Problem) -> State:
         """Every device starts from x^0."""
-        return State(problem.initial, problem.device_models())
+        return State(problem.initial, problem.devices())
 
     def active(self, device: View, problem: Problem) -> Tensor:
         """FedOAG's line 10."""
@@ -58,9 +56,9 @@ class FedPBC:
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Uploads are measured against x^t, only to be added to it again."""
-        active, num_devices = round.active, round.problem.num_devices
-        uploads = round.train(state.local_params, reference=shared_reference(state.params, num_devices))
+        active = round.active
+        uploads = round.train(state.devices, reference=state.params)
         count = active.sum(-1, keepdim=True)
         mean = round.uplink(uploads, active / count.clamp(min=1).double(), active)
         params = torch.where(count > 0, state.params + round.lr * mean, state.params)
-        return State(params, replace_rows(uploads.end, active, params, round.donates)), Info(active=active)
+        return State(params, round.broadcast(params, active, state.devices, uploads)), Info(active=active)

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, reach, send
+from otafl.algorithms.truncated import full_amplitude
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, reach, send
 from otafl.power import constant
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
@@ -38,7 +39,6 @@ class LCPC:
         device=frozenset({"h"}), server=frozenset({"mean_gain"}), fading="Rayleigh"
     )
     ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
 
     form: Literal["truncate", "clip"] = "truncate"
     """Truncated inversion with a common threshold, or inversion up to full power."""

@@ -21,10 +21,11 @@ from annotated_types import Gt
 from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.uplink import Gamma, above_threshold
+from otafl.algorithms.truncated import Gamma, above_threshold
 from otafl.engine.updates import Updates, own_references
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
+from otafl.radio.vectors import Vectors
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class State:
 
     params: Tensor
     """x^t, [S, P]."""
-    memory: Tensor
-    """M_i, [S, M, P]."""
+    memory: Vectors
+    """M_i."""
     total: Tensor
     """Σ M_i, at the server, [S, P]."""
 
@@ -45,7 +46,6 @@ class MIFA:
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), fading="none (error-free)")
     ideal_radio: ClassVar[bool] = True
-    static: ClassVar[bool] = True
 
     gamma: Gamma = 1e-9
     """γ decides who is active, as in FedOAG."""
@@ -54,8 +54,7 @@ class MIFA:
 
     def init(self, problem: Problem) -> State:
         """Start from x^0, remembering nothing."""
-        memory = torch.zeros_like(problem.device_models())
-        return State(problem.initial, memory, torch.zeros_like(problem.initial))
+        return State(problem.initial, problem.vectors(), torch.zeros_like(problem.initial))
 
     def active(self, device: View, problem: Problem) -> Tensor:
         """FedOAG's line 10."""
@@ -65,7 +64,8 @@ class MIFA:
         """Active devices train from x^t and upload how their memory changes."""
         active = round.active
         latest = round.train(state.params, active).end - state.params[:, None]
-        change = Updates(latest, *own_references(state.memory), lr=1.0)
+        change = Updates(latest, *own_references(state.memory.values), lr=1.0)
         total = state.total + round.uplink(change, active.double(), active)
         params = state.params + self.server_lr / round.problem.num_devices * total
-        return State(params, torch.where(active[..., None], latest, state.memory), total), Info(active=active)
+        memory = Vectors(torch.where(active[..., None], latest, state.memory.values))
+        return State(params, memory, total), Info(active=active)

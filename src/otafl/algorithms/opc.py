@@ -22,7 +22,8 @@ from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, send
+from otafl.algorithms.truncated import full_amplitude
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, send
 from otafl.radio.knowledge import Knowledge
 
 
@@ -38,7 +39,6 @@ class OPC:
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), server=frozenset({"h"}))
     ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
 
     renormalise: bool = False
     """Divide by Σ b_i instead of m, so that the weights sum to 1; with much noise the optimum shrinks the mean."""

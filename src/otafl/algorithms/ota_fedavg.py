@@ -22,7 +22,7 @@ from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.memoryless import State
-from otafl.algorithms.uplink import Gamma, above_threshold, heard_mean
+from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 
@@ -33,7 +33,6 @@ class OTAFedAvg:
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
     ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
 
     gamma: Gamma = 1e-9
     """γ, the pre-scalar, as in FedOAG."""
@@ -49,7 +48,7 @@ class OTAFedAvg:
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Active devices train from x^t; the work of silent ones would be thrown away, so they do not."""
         updates = round.train(state.params, round.active)
-        heard = heard_mean(round, updates, self.gamma)
+        heard = heard_mean(round, updates, self.gamma, round.active)
         params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
         info = Info(active=heard.who, norm_bound=heard.norm_bound, weights=heard.weights, noise_std=heard.noise_std)
         return State(params), info

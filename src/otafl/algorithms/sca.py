@@ -23,7 +23,8 @@ from torch import Tensor
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, reach, send
+from otafl.algorithms.truncated import full_amplitude
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, reach, send
 from otafl.power import sca
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
@@ -37,7 +38,6 @@ class SCA:
         device=frozenset({"h"}), server=frozenset({"mean_gain"}), fading="Rayleigh"
     )
     ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
 
     omega: Annotated[float, Gt(0)] = 1e-2
     """ω = L η_eff, the weight of variance in the bound; the weight of bias is m κ²."""

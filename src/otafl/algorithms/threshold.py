@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from otafl.algorithms.base import Problem
-from otafl.algorithms.uplink import SMALLEST_GAMMA, Gamma
+from otafl.algorithms.truncated import SMALLEST_GAMMA, Gamma
 
 Threshold = Gamma | Literal["adaptive"]
 SPEED = 0.05  # of log γ per round and log-ratio

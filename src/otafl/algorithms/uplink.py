@@ -1,4 +1,4 @@
-"""The analog uplink that the over-the-air methods share.
+"""The analog uplink that the memoryless over-the-air methods share.
 
 Device i sends (a_i/h_i) u_i, so that a_i u_i arrives, with an amplitude a_i ≤ √(d E_s) |h_i| and a vector of norm at
 most 1: the energy limit holds surely. What a method decides are the amplitudes, and the factor by which the server
@@ -12,21 +12,17 @@ Knows: the uplink, norms, the devices' own channels.
 Does not know: what the vectors are, what the server does with their sum.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt
 from torch import Tensor
 
 from otafl.algorithms.base import Problem, Round
 from otafl.engine.updates import Updates
-from otafl.radio.csi import Reports, View
+from otafl.radio.csi import Reports
 
-SMALLEST_GAMMA = 1e-25
-Gamma = Annotated[float, Ge(SMALLEST_GAMMA), Le(1e6)]
-"""The pre-scalar; beyond these bounds a received signal in float32 would under- or overflow."""
 Norms = Literal["normalise", "clip"]
 NormLimit = Annotated[float, Gt(0)]
 
@@ -58,37 +54,6 @@ class Received:
     """a_i ‖u_i‖/‖Δ_i‖, [S, M]; for the diagnostics."""
 
 
-@dataclass(frozen=True)
-class Heard:
-    """The mean of the active devices' vectors, as FedOAG's server recovers it."""
-
-    mean: Tensor
-    """[S, P], with noise; meaningless where nobody was active."""
-    who: Tensor
-    """Devices that reported, bool [S, M]."""
-    any: Tensor
-    """Whether anybody was active, bool [S, 1]."""
-    norm_bound: Tensor
-    """B_t, [S]."""
-    weights: Tensor
-    """1/|A| for the active devices, [S, M]."""
-    noise_std: Tensor
-    """Of the mean, per coordinate, [S]."""
-    norms: Tensor
-    """‖Δ_i‖ as reported, [S, M]."""
-    scale: Tensor
-    """γ/B_t, [S, 1]."""
-
-    def signal_energy(self) -> Tensor:
-        """Σ_i ‖γ Δ_i/B_t‖², what arrived but for the products of different devices' vectors, [S]."""
-        return (self.scale * self.norms).square().sum(-1)
-
-
-def full_amplitude(h: Tensor, problem: Problem) -> Tensor:
-    """√(d E_s) |h_i|: what arrives of a unit vector sent at full energy."""
-    return h.abs() * math.sqrt(problem.num_params * problem.symbol_energy_j)
-
-
 def reach(mean_gain: Tensor, problem: Problem) -> Tensor:
     """S_i = √(d Λ_i E_s)."""
     return (mean_gain * (problem.num_params * problem.symbol_energy_j)).sqrt()
@@ -111,30 +76,3 @@ def send(round: Round, updates: Updates, bounded: Bounded, amplitude: Tensor) ->
     h = torch.where(bounded.who, round.device.h, 1.0)
     arrived = torch.where(bounded.who, amplitude * bounded.shrink, 0.0)
     return Received(round.uplink(updates, arrived / h, bounded.who), bounded, arrived)
-
-
-def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Tensor:
-    """Line 10 of FedOAG's Algorithm 1: A = {i : |h_i| ≥ γ/√(d E_s)}, a mask, known to the devices; γ may be [S, 1]."""
-    return full_amplitude(device.h, problem) >= gamma
-
-
-def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tensor | None = None) -> Heard:  # noqa: A002
-    """Lines 12–18: report norms, learn B_t, send (γ/h_i) Δ_i/B_t, rescale by B_t/(γ|A|); γ may be [S].
-
-    A is `round.active`, or `who`.
-    """
-    bounded = bound_norms(round, vectors, round.active if who is None else who, "normalise", 1.0)
-    assert bounded.reports is not None
-    amplitude = gamma[:, None] if isinstance(gamma, Tensor) else torch.full_like(bounded.shrink, gamma)
-    received = send(round, vectors, bounded, amplitude)  # Σ γ Δ_i/B_t + z
-    rescale = bounded.limit / gamma / bounded.reports.count().clamp(min=1)
-    return Heard(
-        mean=received.sum * rescale[:, None].to(received.sum.dtype),
-        who=bounded.reports.who,
-        any=bounded.known[:, None],
-        norm_bound=bounded.limit,
-        weights=rescale[:, None] * received.arrived,
-        noise_std=rescale * round.problem.noise_var_j**0.5,
-        norms=bounded.reports.values,
-        scale=amplitude * bounded.shrink,
-    )

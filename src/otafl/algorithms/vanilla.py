@@ -20,7 +20,8 @@ import torch
 
 from otafl.algorithms.base import Info, Problem, Round
 from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, full_amplitude, send
+from otafl.algorithms.truncated import full_amplitude
+from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, send
 from otafl.errors import ConfigError
 from otafl.radio.knowledge import Knowledge
 
@@ -31,7 +32,6 @@ class Vanilla:
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), server=frozenset({"h"}))
     ideal_radio: ClassVar[bool] = False
-    static: ClassVar[bool] = True
 
     rule: Literal["weakest", "tight"] = "weakest"
     """Scale by the weakest channel and the largest norm, or by the worst ratio of the two ("tight": less noise)."""

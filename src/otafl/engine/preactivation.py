@@ -34,7 +34,7 @@ from torch import Tensor
 
 from otafl.engine import kernels
 from otafl.engine.objective import Objective
-from otafl.engine.rows import Rows, rows_of
+from otafl.engine.rows import Rows, can_look, rows_of
 from otafl.engine.steps import descend, descend_by_rule, gram_strips, head_of, images_of, scratch
 from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
@@ -209,13 +209,12 @@ class FactoredUpdates(Updates):
                 flat[index] = chunk
         return models
 
-    def _trained(self, rows: Rows) -> Rows:
-        """Those of some rows that trained."""
-        if rows is self._work.rows or self._work.rows.complete:
-            return rows
-        mask = torch.zeros_like(self._position, dtype=torch.bool)
-        mask[rows.index] = True
-        return rows_of((mask & (self._position >= 0)).view(-1, rows.num_devices))
+    def _rows(self, who: Tensor) -> Rows:
+        """Those of the devices `who` that trained; on a GPU, which is not to be asked, all that trained."""
+        if who is self._work.who or not can_look(who):
+            return self._work.rows
+        rows = rows_of(who & (self._position >= 0).view(who.shape))
+        return self._work.rows if torch.equal(rows.index, self._work.rows.index) else rows
 
     def _factors(self, rows: Rows, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, G [R, r, H] and the change of what follows W₁ [R, P_tail] of some trained rows."""
@@ -254,13 +253,19 @@ class FactoredUpdates(Updates):
 
     def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""
-        rows = self._trained(rows_of(who))
+        rows = self._rows(who)
         scales = torch.where(who, weights, 0.0).flatten()[rows.index]
+        silent = None  # of those, rows that are not to be heard, whatever is in them
+        if who is not self._work.who and not can_look(who):
+            silent = ~who.flatten()[rows.index]
         total = torch.zeros_like(self._work.start)
         weight, tail = self._head.split(total)[0], self._head.tail(total)[:, None]
         sums = torch.zeros_like(weight, memory_format=torch.contiguous_format)  # aligned, for fast products
         for start, stop in _chunks(self._work, len(rows)):
             index, slopes, change = self._factors(rows, start, stop)
+            if silent is not None:
+                slopes = slopes.masked_fill(silent[start:stop, None, None], 0.0)
+                change = change.masked_fill(silent[start:stop, None], 0.0)
             for seeds, part in _equal_parts(rows, start, stop):
                 count, mine = len(sums[seeds]), scales[start:stop][part]
                 left = slopes[part].view(count, -1, self._head.outputs)

@@ -1,10 +1,10 @@
-"""Which (seed, device) pairs a mask selects, without waiting for a GPU where the host already knows.
+"""Which (seed, device) pairs a mask selects, and what is done to the models of these alone.
 
-Who transmits is decided by the channel, which is known before the first round; asking a GPU which entries of a
-mask are true would make every round wait for it. So whoever makes a mask from what the host knows announces its
-rows, and `rows_of` finds them again. A mask that nobody announced, or that was written since, is asked.
+On a CPU a mask is looked at. A GPU would have to finish its work before it can be asked which entries are true, so
+there a round takes the rows of masks that were known before round 0 from a `Schedule`, and what comes after local
+training goes by the mask itself.
 
-Knows: masks [S, M] and their rows.
+Knows: masks [S, M], their rows, models.
 Does not know: why a device is in a mask.
 """
 
@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.utils.weak import WeakIdKeyDictionary
 
 from otafl.engine import kernels
 
@@ -32,8 +31,6 @@ class Rows:
     bounds: tuple[int, ...]
     """The rows of seed s are index[bounds[s]:bounds[s + 1]]."""
     num_devices: int
-    padded: bool = False
-    """Whether other rows are among them, so that every round has as many: the mask tells."""
 
     def __len__(self) -> int:
         return self.bounds[-1]
@@ -56,23 +53,27 @@ class Rows:
                 yield s, first, last
 
 
-_announced: WeakIdKeyDictionary = WeakIdKeyDictionary()  # mask to (its version, its rows)
-
-
-def announce(mask: Tensor, rows: Rows) -> Tensor:
-    """Remember the rows of a mask; returns the mask."""
-    _announced[mask] = (mask._version, rows)
-    return mask
-
-
 def rows_of(mask: Tensor) -> Rows:
-    """The rows of a mask: as announced, or else by looking."""
-    if mask in _announced:
-        version, rows = _announced[mask]
-        if version == mask._version:
-            return rows  # type: ignore[no-any-return]
+    """The rows of a mask, by looking."""
     counts = mask.sum(-1).tolist()
     return Rows(mask.flatten().nonzero().flatten(), (0, *np.cumsum(counts).tolist()), mask.shape[1])
+
+
+def all_rows(mask: Tensor) -> Rows:
+    """Every row of a mask's shape."""
+    bounds = tuple(range(0, mask.numel() + 1, mask.shape[1]))
+    return Rows(torch.arange(mask.numel(), device=mask.device), bounds, mask.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A mask whose rows the host knows."""
+
+    mask: Tensor
+    """bool [S, M]."""
+    rows: Rows
+    exact: bool = True
+    """False: the rows hold others besides, so that every round has as many, and the mask tells."""
 
 
 class Schedule:
@@ -88,24 +89,23 @@ class Schedule:
         counts = np.cumsum(masks.sum(-1), axis=1)
         self._bounds = np.concatenate([np.zeros_like(counts[:, :1]), counts], axis=1).tolist()
 
-    def at(self, t: int) -> Tensor:
-        """The mask of round t, announced."""
+    def at(self, t: int) -> Known:
+        """The mask of round t."""
         index = self._index[self._first[t] : self._first[t + 1]]
-        return announce(self.masks[t].clone(), Rows(index, tuple(self._bounds[t]), self._num_devices))
+        return Known(self.masks[t].clone(), Rows(index, tuple(self._bounds[t]), self._num_devices))
 
-    def pick(self, t: Tensor) -> Tensor:
-        """The mask of the round in a tensor, announced with equally many rows in every round and seed."""
+    def pick(self, t: Tensor) -> Known:
+        """The mask of the round whose number is in a tensor, with equally many rows in every round and seed."""
         index = self._padded.index_select(0, t.view(1))[0]
         bounds = tuple(range(0, index.numel() + 1, index.shape[1]))
-        rows = Rows(index.flatten(), bounds, self._num_devices, padded=True)
-        return announce(self.masks.index_select(0, t.view(1))[0], rows)
+        rows = Rows(index.flatten(), bounds, self._num_devices)
+        return Known(self.masks.index_select(0, t.view(1))[0], rows, exact=self._even)
 
-    def most_last(self) -> int:
-        """Most different rounds in which the devices of a seed were last in the mask ("never" is one), at any time."""
-        masks = self.masks.cpu().numpy()
-        rounds = np.where(masks, np.arange(len(masks))[:, None, None], -1)
-        last = np.sort(np.maximum.accumulate(rounds, axis=0), axis=-1)
-        return int((np.diff(last, axis=-1) > 0).sum(-1).max()) + 1
+    @cached_property
+    def _even(self) -> bool:
+        """Whether every round and seed has as many devices as the largest."""
+        counts = self.masks.sum(-1)
+        return bool((counts == counts.max()).all()) and bool(counts.max() > 0)
 
     @cached_property
     def _padded(self) -> Tensor:
@@ -117,39 +117,50 @@ class Schedule:
         return torch.from_numpy(np.sort(devices, axis=-1) + seeds * self._num_devices).to(self.masks.device)
 
 
-def replace_rows(models: Tensor, who: Tensor, params: Tensor, in_place: bool) -> Tensor:
-    """Models [S, M, P] in which the devices `who` have their seed's [S, P]."""
-    models = models if in_place else models.clone()
+def can_look(values: Tensor) -> bool:
+    """Whether asking for values costs nothing: it does where they are on a GPU."""
+    return values.device.type == "cpu"
+
+
+def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
+    """Σ_k weights_k model_k / Σ_k weights_k of models [S, K, P] and weights [S, K], [S, P]; 0 where all weights are."""
+    share = (weights / weights.sum(-1, keepdim=True).clamp(min=1.0)).to(models.dtype)
+    if kernels.can_mask(models):
+        return kernels.masked_sum(models, None, None, share, share != 0)
+    if not can_look(models):
+        return torch.einsum("sk,skp->sp", share, models)
+    mean = models.new_zeros(models.shape[0], models.shape[2])
+    for s, row in share.nonzero().tolist():
+        mean[s].add_(models[s, row], alpha=float(share[s, row]))
+    return mean
+
+
+def replace_rows(models: Tensor, who: Tensor, params: Tensor) -> None:
+    """Give the devices `who` of [S, M, P] their seed's [S, P], in place."""
     if kernels.can_mask(models):
         kernels.masked_replace(models, params, who)
         increment_version(models)
-        return models
-    flat, rows = models.flatten(0, 1), rows_of(who)
-    if models.device.type == "cpu":
+    elif can_look(models):
+        flat, rows = models.flatten(0, 1), rows_of(who)
         for s, first, last in rows.per_seed(0, len(rows)):
             for row in rows.index[first:last].tolist():
                 flat[row].copy_(params[s])
     else:
-        flat[rows.index] = params[rows.index // models.shape[1]]
-    return models
+        rows = rows_of(who)
+        models.flatten(0, 1)[rows.index] = params[rows.index // models.shape[1]]
 
 
-def blend_rows(
-    models: Tensor, who: Tensor, params: Tensor, kept: Tensor, reference: tuple[Tensor, Tensor], in_place: bool
-) -> Tensor:
-    """Models [S, M, P] in which the devices `who` have params + kept_i (model_i − reference_i), kept [S, M].
+def blend_rows(models: Tensor, who: Tensor, params: Tensor, kept: Tensor, pool: Tensor, slot: Tensor) -> None:
+    """Give the devices `who` of [S, M, P] params + kept_i (model_i − reference_i), kept [S, M], in place.
 
     A device's reference is `pool[s, slot[s, i]]`, as in `Updates`.
     """
-    pool, slot = reference
-    models = models if in_place else models.clone()
     kept = kept.to(models.dtype)
     if kernels.can_mask(models):
         kernels.masked_blend(models, params, who, kept, pool, slot)
         increment_version(models)
-        return models
+        return
     flat, rows = models.flatten(0, 1), rows_of(who)
     for row in rows.index.tolist():
         s, i = divmod(row, models.shape[1])
         flat[row].sub_(pool[s, slot[s, i]]).mul_(kept[s, i]).add_(params[s])
-    return models

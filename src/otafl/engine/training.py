@@ -20,7 +20,7 @@ from otafl.engine.rule import PLAIN, LocalRule
 from otafl.engine.updates import Updates, own_references, shared_reference
 
 
-class NotStatic(Exception):
+class NotRecordable(Exception):
     """A round cannot be a CUDA graph: it does something that depends on what only the host knows."""
 
 
@@ -51,6 +51,8 @@ class LocalWork:
     """c_i, added to every gradient of a device, [S, M, P]."""
     counts: Tensor | None = None
     """Steps of each device, int [S, M], at most `steps`; None for all of them."""
+    who: Tensor | None = None
+    """The mask that the rows were made from."""
 
     @property
     def plain(self) -> bool:
@@ -76,7 +78,7 @@ class LocalWork:
     def need_rows(self) -> None:
         """Refuse a mask, for those who cannot do with one."""
         if self.mask is not None:
-            raise NotStatic("this engine needs to know which devices train")
+            raise NotRecordable("this engine needs to know which devices train")
 
     def models(self) -> Tensor:
         """A fresh copy of every device's start model, [S, M, P]."""
@@ -89,7 +91,7 @@ class Engine(Protocol):
     """A way to do local work."""
 
     donates: bool
-    """Whether large tensors of a method's state may be overwritten, by the engine and by the method."""
+    """Whether large tensors of a method's state may be overwritten."""
 
     def train(self, work: LocalWork) -> Updates:
         """Every device's update; that of a device that does not train is 0."""
@@ -134,7 +136,6 @@ class BatchedEngine:
 
     def train(self, work: LocalWork) -> Updates:
         """Every device's update."""
-        work.need_rows()
         end = work.start if work.overwrites else work.models()
         features, targets = work.objective.train
         gradient = vmap(grad(work.objective.loss))
@@ -144,7 +145,7 @@ class BatchedEngine:
             if not len(rows):  # nobody trains in this round
                 continue
             flat = models[rows]
-            start = None if work.plain and not work.rule.clips else flat.clone()
+            start = None if work.plain and not work.rule.clips and work.mask is None else flat.clone()
             mine = None if work.correction is None else work.correction.flatten(0, 1)[rows]
             ruled = None if work.plain else Ruled(work, flat, rows, mine)
             params = work.objective.unflatten(flat)  # views: a step on them is a step on `flat`
@@ -160,6 +161,9 @@ class BatchedEngine:
                 assert start is not None
                 norms = torch.linalg.vector_norm(flat - start, dim=1, dtype=torch.float64) / work.lr
                 flat = torch.lerp(start, flat, work.rule.factors(norms).to(flat.dtype)[:, None])
+            if work.mask is not None:
+                assert start is not None
+                flat = torch.where(work.mask.flatten()[rows][:, None], flat, start)
             models[rows] = flat
         return work.updates(end)
 
@@ -172,10 +176,10 @@ class Ruled:
         rule = work.rule
         self._flat, self._start, self._before = flat, flat.clone(), flat.clone()
         self._velocity = torch.zeros_like(flat)  # −η v
-        self._momentum, self._pull = rule.momentum, float(work.lr) * (rule.weight_decay + rule.proximal)
-        self._constant = float(work.lr) * rule.weight_decay * self._start
+        self._momentum, self._pull = rule.momentum, work.lr * (rule.weight_decay + rule.proximal)
+        self._constant = work.lr * rule.weight_decay * self._start
         if correction is not None:
-            self._constant = self._constant + float(work.lr) * correction
+            self._constant = self._constant + work.lr * correction
         self._counts = None if work.counts is None else work.counts.flatten()[rows][:, None]
 
     def follow(self, k: int) -> None:

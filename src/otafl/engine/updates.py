@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otafl.engine import kernels
-from otafl.engine.rows import Rows, rows_of
+from otafl.engine.rows import Rows, all_rows, rows_of
 from otafl.errors import PluginError
 from otafl.radio.vectors import Vectors
 
@@ -38,6 +38,11 @@ class Updates:
         """Devices' models after local training, [S, M, P]; the caller may take it over."""
         self._check()
         return self._end
+
+    @property
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """What end points are measured against: models [S, K, P], and the one of each device, int [S, M]."""
+        return self._pool, self._slot
 
     def norms(self, who: Tensor) -> Tensor:
         """Euclidean norms of the devices `who`, accumulated in float64, [S, M]; 0 for the others."""
@@ -74,7 +79,8 @@ class Updates:
         f gets the same devices' rows: what they remember, for instance.
         """
         self._check()
-        rows, found = rows_of(who), None
+        recorded = who.is_cuda and torch.cuda.is_current_stream_capturing()  # then the mask cannot be looked at
+        rows, found = all_rows(who) if recorded else rows_of(who), None
         for start, stop, difference in self._differences(rows):
             index = rows.index[start:stop]
             coded = f(difference / self._lr, *(values.flatten(0, 1)[index] for values in own))
@@ -86,7 +92,8 @@ class Updates:
             found[index] = coded
         if found is None:  # nobody: real zeros
             found = self._pool.new_zeros(who.numel(), size)
-        return Vectors(found.view(*who.shape, size))
+        values = found.view(*who.shape, size)
+        return Vectors(torch.where(who[..., None], values, 0.0) if recorded else values)
 
     def dense(self) -> Tensor:
         """All updates at once, [S, M, P]."""

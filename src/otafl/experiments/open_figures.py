@@ -39,7 +39,7 @@ def anchors(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pa
     from otafl.report.open_problems import anchors_over_rounds, anchors_table
 
     found = {(need.regime, *need.label.split(", ", 1)): read(need) for need in needs}
-    shown = ("kept (at most m)", "kept, paper's pruning", "float16")
+    shown = ("kept (at most m)", "float16")
     panels: dict[str, dict[str, Result]] = {}
     for (gamma, method, keeps), result in found.items():
         if method == "FedOAG" and keeps in shown:

@@ -43,13 +43,8 @@ FIXED_NOISY = {"FedOAG": (1.2, 1.8, 2.7, 4.0, 6.0), "FedOAG-plus": (0.5, 0.8, 1.
 
 KEEPING: dict[str, dict[str, Any]] = {
     "kept (at most m)": {},
-    "kept, paper's pruning": {"pruning": "paper"},
     "float16": {"anchors": "float16"},
     "bfloat16": {"anchors": "bfloat16"},
-    "common, every round": {"anchors": "common", "refresh": 1},
-    "common, every 10 rounds": {"anchors": "common", "refresh": 10},
-    "common, every 100 rounds": {"anchors": "common", "refresh": 100},
-    "none": {"anchors": "none"},
 }
 GAMMAS = (1e-9, 3e-10)
 
@@ -122,8 +117,6 @@ def _anchors(quick: bool) -> list[Need]:
     for label, algorithm in METHODS.items():
         for gamma in GAMMAS:
             for name, keys in KEEPING.items():
-                if label == "FedOAG-plus" and "pruning" in keys:  # the same models, as many as FedOAG
-                    continue
                 config = _config(algorithm, {"experiment.name": "anchors"}, quick, gamma=gamma, **keys)
                 if quick:
                     config = config.replace({"algorithm.gamma": scaled_gamma(gamma, config)})

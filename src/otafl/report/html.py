@@ -111,7 +111,7 @@ def _map(result: Result) -> dict[str, Any]:
         "positions": np.round(world.positions_m[frames], 1).tolist(),
     }
     if sim._active is not None:
-        active = torch.stack([sim._active.at(int(t))[0] for t in frames]).int()
+        active = torch.stack([sim._active.at(int(t)).mask[0] for t in frames]).int()
         found["active"] = active.tolist()
     with contextlib.suppress(ConfigError):  # of some worlds there is no formula
         probability = sim.uplink_probability()

@@ -168,21 +168,22 @@ def anchors_table(found: Mapping[tuple[str, str, str], Result], note: str) -> st
     lines = [
         note,
         "",
-        "| world | method | server keeps | models held, mean | most | memory, mean (float32 models) | B_t, mean "
-        "| accuracy (%) |",
-        "|---|---|---|---|---|---|---|---|",
+        "| world | method | server keeps | models held, mean | most | by the paper's rule "
+        "| memory, mean (float32 models) | B_t, mean | accuracy (%) |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for (gamma, method, keeps), result in found.items():
         share = 0.5 if keeps in ("float16", "bfloat16") else 1.0
         accuracy, lost = _accuracy_text(result), len(result.diverged) == len(result.config.experiment.seeds)
         if lost:
             first = min(result.diverged.values())
-            lines.append(f"| {gamma} | {method} | {keeps} | | | | | diverged, first after round {first} |")
+            lines.append(f"| {gamma} | {method} | {keeps} | | | | | | diverged, first after round {first} |")
             continue
         held = result.metrics["anchors"][:, 1:]
+        paper = f"{np.nanmean(result.metrics['anchors_paper']):.1f}" if "anchors_paper" in result.metrics else ""
         bound = float(np.nanmean(result.metrics["norm_bound"][:, 1:]))
         lines.append(
-            f"| {gamma} | {method} | {keeps} | {np.nanmean(held):.1f} | {np.nanmax(held):.0f} "
+            f"| {gamma} | {method} | {keeps} | {np.nanmean(held):.1f} | {np.nanmax(held):.0f} | {paper} "
             f"| {share * np.nanmean(held):.1f} | {bound:.3g} | {accuracy} |"
         )
     return "\n".join(lines) + "\n"
@@ -199,7 +200,7 @@ def _accuracy_text(result: Result) -> str:
 
 def anchors_over_rounds(found: Mapping[str, Mapping[str, Result]], path: Path, title: str) -> Path:
     """Models the server holds over rounds, one panel per γ, one line per way of keeping them."""
-    styles = (("#0072B2", "-"), ("#000000", "--"), *SPARE_STYLES)
+    styles = (("#0072B2", "-"), *SPARE_STYLES)
     table = []
     with drawing(3.9 * len(found), 3.6, len(found)) as (figure, panels):
         for axes, (gamma, results) in zip(np.atleast_1d(panels), found.items(), strict=True):
@@ -208,6 +209,10 @@ def anchors_over_rounds(found: Mapping[str, Mapping[str, Result]], path: Path, t
                 held = share * result.metrics["anchors"].mean(0)
                 axes.plot(result.rounds, held, line, color=colour, linewidth=1.6, label=name)
                 table += [(gamma, name, int(r), f"{h:.3f}") for r, h in zip(result.rounds, held, strict=True)]
+            paper = next(iter(results.values()))
+            held, name = paper.metrics["anchors_paper"].mean(0), "the paper's rule (mean over 10 rounds)"
+            axes.plot(paper.rounds, held, "--", color="#000000", linewidth=1.6, label=name)
+            table += [(gamma, name, int(r), f"{h:.3f}") for r, h in zip(paper.rounds[1:], held[1:], strict=True)]
             axes.set_yscale("log")
             axes.set_ylim(1, 1000)
             axes.set_xlabel("round")

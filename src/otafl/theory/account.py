@@ -89,11 +89,6 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
             "the radio is imperfect: the analysis, and the probabilities here, are those of devices that know their "
             "channels and a server that hears the sum as it was sent"
         )
-    if getattr(sim.algorithm, "anchors", "kept") in ("common", "none"):
-        report.warnings.append(
-            "innovations are measured against one common model: their norms, and with them the noise, are not those "
-            "that the analysis bounds"
-        )
     found = estimates.constants(sim, points)
     for name, symbol in SYMBOLS.items():
         report.add(symbol, found[name].value, found[name].how)
