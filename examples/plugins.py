@@ -51,7 +51,7 @@ class ServerStep:
         updates = round.train(state.params, round.active)
         heard = heard_mean(round, updates, self.gamma, round.active)
         moved = state.params + self.server_step * round.lr * heard.mean
-        params = torch.where(heard.any, moved, state.params)
+        params = torch.where(heard.who.any(-1, keepdim=True), moved, state.params)
         step_norm = torch.linalg.vector_norm(params - state.params, dim=-1, dtype=torch.float64)
         return State(params), otafl.Info(heard.who, heard.norm_bound, extra={"step_norm": step_norm})
 

@@ -105,6 +105,17 @@ def test_versions_agree() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
+def test_fedoag_is_read_in_350_lines_without_a_machine_in_them() -> None:
+    """The method and what it needs for being understood, besides the contract."""
+    files = [SOURCE / "algorithms" / f"{name}.py" for name in ("fedoag", "gossip", "threshold", "truncated")]
+    files.append(SOURCE / "engine" / "devices.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    assert text.count("\n") <= 350
+    assert not re.search(r"\b(gpu|cuda|cpu|triton|kernels?|graph)\b", text, re.IGNORECASE)
+    for path in (SOURCE / "algorithms").glob("*.py"):
+        assert not re.search(r"gpu|triton|donat|static:", path.read_text(encoding="utf-8"), re.IGNORECASE), path
+
+
 def test_the_contract_has_every_name_that_is_looked_for() -> None:
     """What the library asks of a method by name is in the Protocols."""
     from otafl.algorithms.base import Algorithm, Foresight

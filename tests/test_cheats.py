@@ -302,7 +302,7 @@ class NoiseTwice(OTAFedAvg):
         draw = addressed_noise(state.params.device, state.params.dtype)
         noise = draw(range(len(state.params)), "noise", round.t, round.problem.num_params)
         mean = heard.mean - self.share * heard.noise_std[:, None] * noise
-        params = torch.where(heard.any, state.params + round.lr * mean, state.params)
+        params = torch.where(heard.who.any(-1, keepdim=True), state.params + round.lr * mean, state.params)
         return State(params), otafl.Info(active=heard.who)
 
 
@@ -433,7 +433,7 @@ class Relay(OTAFedAvg):
         slot = torch.zeros(end.shape[:2], dtype=torch.int64)
         mean = Updates(end.mean(1, keepdim=True).expand_as(end).contiguous(), state.params[:, None], slot, round.lr)
         heard = heard_mean(round, mean, self.gamma, round.active)
-        params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
+        params = torch.where(heard.who.any(-1, keepdim=True), state.params + round.lr * heard.mean, state.params)
         return State(params), otafl.Info(active=heard.who)
 
 
@@ -558,7 +558,7 @@ class RandomTurns(OTAFedAvg):
         coins = torch.stack([torch.from_numpy(rng.random(round.problem.num_devices)) for rng in round.draw("coin")])
         who = round.everyone & (coins < 0.7) & above_threshold(round.device, round.problem, self.gamma)
         heard = heard_mean(round, round.train(state.params, who), self.gamma, who)
-        params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
+        params = torch.where(heard.who.any(-1, keepdim=True), state.params + round.lr * heard.mean, state.params)
         return State(params), otafl.Info(active=heard.who)
 
 

@@ -243,7 +243,8 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
     "any model": ("fedoag", {"training.engine": "batched"}),
     "any model, some devices": ("ota-fedavg", {"training.engine": "batched"}),
     "momentum, any model": ("fedavg", {"training.engine": "batched", "training.momentum": 0.5}),
-    **{name: (name, {}) for name in ("test-gbma", "test-signs", "test-top-k", "test-antennas", "test-scaffold")},
+    **{name: (name, {}) for name in ("test-gbma", "test-signs", "test-top-k", "test-antennas")},
+    "corrections, any model": ("test-scaffold", {"training.engine": "batched"}),
 }
 
 
@@ -252,7 +253,10 @@ def test_rounds_of_many_kinds_are_recorded_without_being_told(case: str) -> None
     """And lead where rounds one by one lead, with a user's own methods, too."""
     algorithm, keys = RECORDED[case]
     calm = {"training.lr": 0.02, "experiment.rounds": 12}
-    config = make_config("fedavg", {**NETWORK, **calm, **keys}).replace({"algorithm.name": algorithm})
+    if algorithm.startswith("test-"):
+        config = make_config("fedavg", {**NETWORK, **calm, **keys}).replace({"algorithm.name": algorithm})
+    else:
+        config = make_config(algorithm, {**NETWORK, **calm, **keys})
     assert replays(config)
     one = otafl.run(config, device="cuda")
     with pytest.MonkeyPatch.context() as patch:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from otafl.algorithms.memoryless import State
     from otafl.config import Config, load_config
     from otafl.conformance import Finding, check
+    from otafl.engine.devices import Devices
     from otafl.engine.models import TaskShape
     from otafl.engine.updates import Updates
     from otafl.errors import OtaflError
@@ -60,6 +61,7 @@ _HOMES = {
     "TaskShape": "otafl.engine.models",
     "OtaflError": "otafl.errors",
     "Knowledge": "otafl.radio.knowledge",
+    "Devices": "otafl.engine.devices",
     "Vectors": "otafl.radio.vectors",
     "View": "otafl.radio.csi",
     "Streams": "otafl.random",
@@ -115,6 +117,7 @@ __all__ = [
     "Algorithm",
     "Config",
     "Dataset",
+    "Devices",
     "Finding",
     "Info",
     "Knowledge",

@@ -4,15 +4,18 @@ import dataclasses
 import math
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import otafl
 from otafl.engine.updates import Updates, shared_reference
 from otafl.radio.air import RECEPTIONS, Air, Channel, IdealAir, Reception
 from otafl.radio.imperfect import Imperfections
 from otafl.radio.noise import addressed_noise
 from otafl.radio.vectors import Vectors
+from tests.conftest import make_config
 
 CPU = torch.device("cpu")
 S, M, N = 2, 4, 3
@@ -173,3 +176,12 @@ def test_norms_of_vectors_are_accumulated_in_float64(dtype: torch.dtype) -> None
     signal = Vectors(torch.full((1, 1, size), 0.1, dtype=dtype))
     exact = float(torch.tensor(0.1, dtype=torch.float32)) * math.sqrt(size)
     assert float(signal.norms(torch.ones((1, 1), dtype=torch.bool))) == pytest.approx(exact, rel=1e-11)
+
+
+@pytest.mark.parametrize("algorithm", ["ota-fedavg", "fedavg"])
+def test_seconds_of_the_uplink_are_channel_uses_over_the_bandwidth(algorithm: str) -> None:
+    """Q uses at a bandwidth B take Q/B; an error-free uplink takes none."""
+    result = otafl.run(make_config(algorithm, {"radio.bandwidth_hz": 2e5, "radio.tx_power_dbm": 3.0}))
+    uses = result.metrics["channel_uses"]
+    assert np.allclose(result.metrics["uplink_s"], uses / 2e5)
+    assert (uses[:, -1] > 0).all() == (algorithm == "ota-fedavg")

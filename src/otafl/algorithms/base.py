@@ -37,7 +37,7 @@ from otafl.radio.knowledge import Knowledge
 from otafl.radio.vectors import Vectors
 from otafl.random import Streams
 
-ALIGNMENT = 32  # elements: the largest alignment that matrix products on a GPU ask for
+ALIGNMENT = 32  # elements: the largest alignment that matrix products ask for
 SIGNALS = (Updates, FactoredUpdates, Vectors)
 """The classes that the radio takes: their norms and sums are the library's."""
 MOST_REPORTS = 8  # scalars of a device in a round: what is longer is no side information

@@ -67,7 +67,7 @@ class FedOAG:
 
         # Line 19 and line 26: add the mean anchor; if nobody was active, keep the model.
         rebuilt = round.lr * heard.mean + anchors_of(state.devices).mean(heard.who)
-        params = torch.where(heard.any, rebuilt, state.params)
+        params = torch.where(heard.who.any(-1, keepdim=True), rebuilt, state.params)
 
         # Lines 20–28: postponed broadcast to the active devices only; the others keep what they trained.
         kept = stored(params, self.anchors)
@@ -76,8 +76,7 @@ class FedOAG:
         columns = {"anchors_paper": anchors_of(devices).count_since_oldest()}
         if state.gamma is not None:  # adaptive
             columns["gamma"] = state.gamma.clone()
-            count = heard.who.sum(-1)
-            gamma = next_gamma(state.gamma, count, heard.signal_energy, round.problem, NOISE_WEIGHT)
+            gamma = next_gamma(state.gamma, heard.who.sum(-1), heard.signal_energy, round.problem, NOISE_WEIGHT)
         info = Info(
             active=heard.who,
             norm_bound=heard.norm_bound,

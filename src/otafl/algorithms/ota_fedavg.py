@@ -49,6 +49,6 @@ class OTAFedAvg:
         """Active devices train from x^t; the work of silent ones would be thrown away, so they do not."""
         updates = round.train(state.params, round.active)
         heard = heard_mean(round, updates, self.gamma, round.active)
-        params = torch.where(heard.any, state.params + round.lr * heard.mean, state.params)
+        params = torch.where(heard.who.any(-1, keepdim=True), state.params + round.lr * heard.mean, state.params)
         info = Info(active=heard.who, norm_bound=heard.norm_bound, weights=heard.weights, noise_std=heard.noise_std)
         return State(params), info

@@ -34,8 +34,6 @@ class Heard:
     """[S, P], with noise; meaningless where nobody was active."""
     who: Tensor
     """Devices that reported, bool [S, M]."""
-    any: Tensor
-    """Whether anybody was active, bool [S, 1]."""
     norm_bound: Tensor
     """B, [S]."""
     weights: Tensor
@@ -67,7 +65,6 @@ def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tenso
     return Heard(
         mean=received * rescale[:, None].to(received.dtype),
         who=reports.who,
-        any=(count > 0)[:, None],
         norm_bound=bound,
         weights=rescale[:, None] * sent,
         noise_std=rescale * round.problem.noise_var_j**0.5,
