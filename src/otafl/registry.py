@@ -32,6 +32,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "algorithms": {
         "fedoag": "otafl.algorithms.fedoag:FedOAG",
         "fedoag-plus": "otafl.algorithms.fedoag_plus:FedOAGPlus",
+        "fedoag-zero": "otafl.algorithms.fedoag_zero:FedOAGZero",
         "fedavg": "otafl.algorithms.fedavg:FedAvg",
         "ota-fedavg": "otafl.algorithms.ota_fedavg:OTAFedAvg",
         "sca": "otafl.algorithms.sca:SCA",

@@ -79,17 +79,19 @@ class PreactivationEngine:
         """Each device from its own model, in place where that is allowed."""
         models = work.start if work.overwrites else work.models()
         head, flat, rows = head_of(work.objective), models.flatten(0, 1), work.rows
-        parts = _groups(work)
+        clips = work.rule.clips
+        parts = [work] if clips else _groups(work)
 
         for start, stop in _chunks(work, len(rows)):
             index = rows.index[start:stop]
             chunk = flat[start:stop] if rows.complete else flat[index]
-            if not work.plain or work.rule.clips:
+            if not work.plain:
                 self._by_rule(work, index, chunk)
                 if not rows.complete:
                     flat[index] = chunk
                 continue
             weight, bias, rest = head.split(chunk)
+            before = head.tail(chunk).clone() if clips else None
             for part in parts:
                 if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
                     inputs, turned = kernels.gather_both(work.objective.train.features, images_of(part, index))
@@ -98,14 +100,16 @@ class PreactivationEngine:
                     turned = inputs.transpose(1, 2)
                 z, slopes = (scratch(name, (*inputs.shape[:2], head.outputs), inputs) for name in ("z", "slopes"))
                 torch.bmm(inputs, weight.transpose(1, 2), out=z)
-                descend(part, index, inputs, z, bias, rest, slopes)
+                squares = descend(part, index, inputs, z, bias, rest, slopes, squares=clips)
+                if before is not None and squares is not None:
+                    _shorten(work, squares, slopes, before, head.tail(chunk))
                 weight.baddbmm_(slopes.transpose(1, 2), turned.transpose(1, 2), alpha=-1)
             if not rows.complete:
                 flat[index] = chunk
         return work.updates(models)
 
     def _by_rule(self, work: LocalWork, index: Tensor, models: Tensor) -> None:
-        """Train some rows' models [R, P] in place, where a step is not plain or progress is clipped."""
+        """Train some rows' models [R, P] in place, where a step is not plain."""
         head, rule = head_of(work.objective), work.rule
         inputs = _inputs(work, index)
         weight, bias, rest = head.split(models)
@@ -120,22 +124,19 @@ class PreactivationEngine:
             if own is not None:
                 change = change + head.split(own)[0]
             fixed = torch.bmm(inputs, change.transpose(1, 2))
-        lasts = None
-        if work.plain:
-            descend(work, index, inputs, z, bias, rest, slopes)
-        else:
-            parts = (None, None) if own is None else head.split(own)[1:]
-            pull = fixed
-            if fixed is not None and bias is not None:
-                pull = fixed + rule.weight_decay * bias + (0.0 if parts[0] is None else parts[0])
-            lasts = descend_by_rule(work, index, inputs, z, bias, rest, slopes, pull, parts)
-        step = torch.zeros_like(slopes[:, 0, 0]) if change is None or lasts is None else lasts * float(work.lr)
+        parts = (None, None) if own is None else head.split(own)[1:]
+        pull = fixed
+        if fixed is not None and bias is not None:
+            pull = fixed + rule.weight_decay * bias + (0.0 if parts[0] is None else parts[0])
+        lasts = descend_by_rule(work, index, inputs, z, bias, rest, slopes, pull, parts)
+        step = torch.zeros_like(slopes[:, 0, 0]) if change is None else lasts * float(work.lr)
         if rule.clips:
-            squares = _first_squares(inputs, slopes)
+            tail = head.tail(models)
+            squares = _first_squares(inputs, slopes) + (tail - tail_before).square().sum(1, dtype=torch.float64)
             if change is not None and fixed is not None:
                 squares += 2 * step * (slopes * fixed).sum((1, 2), dtype=torch.float64)
                 squares += step.square() * change.square().sum((1, 2), dtype=torch.float64)
-            step = step * _shorten(work, squares, slopes, tail_before, head.tail(models))[0]
+            step = step * _shorten(work, squares, slopes, tail_before, tail)[0]
         if change is not None:
             weight.sub_(step[:, None, None] * change)
         weight.baddbmm_(slopes.transpose(1, 2), inputs, alpha=-1)
@@ -148,7 +149,6 @@ class PreactivationEngine:
         tails = head.tail(work.start)[rows.index // rows.num_devices]
 
         squares: list[Tensor | None] = []
-        lengths: list[Tensor] = []  # squared norms after clipping
         for start, stop in _chunks(work, len(rows)):
             inputs = _inputs(work, rows.index[start:stop])
             z = scratch("z", slopes[start:stop].shape, slopes)
@@ -157,15 +157,21 @@ class PreactivationEngine:
                 left = inputs[part].view(*each, head.inputs)
                 torch.bmm(left, weight[seeds_here].transpose(1, 2), out=z[part].view(*each, head.outputs))
             index, mine = rows.index[start:stop], head.split_tail(tails[start:stop])
-            before = tails[start:stop].clone() if work.rule.clips else None
+            clips, tail = work.rule.clips, tails[start:stop]
+            before = tail.clone() if clips else tail
             if work.plain:
-                squares.append(descend(work, index, inputs, z, *mine, slopes[start:stop], squares=True))
+                found = descend(work, index, inputs, z, *mine, slopes[start:stop], squares=clips)
             else:
                 descend_by_rule(work, index, inputs, z, *mine, slopes[start:stop], None, (None, None))
-            if before is not None:
-                first = _first_squares(inputs, slopes[start:stop])
-                lengths.append(_shorten(work, first, slopes[start:stop], before, tails[start:stop])[1])
-        known = lengths or [part for part in squares if part is not None]
+                found = None
+            if clips and found is None:
+                found = _first_squares(inputs, slopes[start:stop]) + (tail - before).square().sum(
+                    1, dtype=torch.float64
+                )
+            if clips and found is not None:
+                found = _shorten(work, found, slopes[start:stop], before, tail)[1]
+            squares.append(found)
+        known = [part for part in squares if part is not None]
         updates = FactoredUpdates(work, slopes, tails, torch.cat(known) if known else None)
         self._lent = weakref.ref(updates)
         return updates
@@ -287,12 +293,12 @@ def _first_squares(inputs: Tensor, slopes: Tensor) -> Tensor:
     return torch.bmm(gram, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
 
 
-def _shorten(work: LocalWork, first: Tensor, slopes: Tensor, before: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-    """Clip some rows' progress, in place, from the squared change of W₁ [R] and the tails before and after [R, P_tail].
+def _shorten(work: LocalWork, squares: Tensor, slopes: Tensor, before: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
+    """Clip some rows' progress, in place, from its squared norms [R]: G, and the tails before and after [R, P_tail].
 
     Returns the factors, and the squared norms that are left, float64.
     """
-    squares = (first + (tail - before).square().sum(1, dtype=torch.float64)).clamp(min=0)
+    squares = squares.clamp(min=0)
     factors = work.rule.factors(squares.sqrt() / work.lr)
     mine = factors.to(slopes.dtype)
     slopes *= mine[:, None, None]

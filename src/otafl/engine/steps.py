@@ -67,7 +67,8 @@ def descend(
     """The s steps of some rows, from X W₁ᵀ [R, r, H] to G [R, r, H].
 
     First bias [R, 1, H] and later layers [R, P_rest] learn in place. Returns the updates' squared norms, float64 [R],
-    where they are asked for and come along.
+    where they are asked for, or come along: with c_k = Σ_{j<k} K[k, j] G_j, which the steps need,
+    ⟨K G, G⟩ = Σ_k ⟨2 c_k + K[k, k] G_k, G_k⟩.
     """
     head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
     batch, targets = work.batches.shape[3], labels_of(work, index)
@@ -75,9 +76,10 @@ def descend(
         (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
         scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
         mask = None if work.mask is None else work.mask.flatten()[index]
-        tf32 = work.objective.tf32
+        tf32, squares = work.objective.tf32, squares or work.start.dim() == 2
         return kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32, squares)
     work.need_rows()
+    rest_before = rest.clone() if squares else rest
     step, targets = _stepper(work, rest, targets, z)
     if per_round:
         (strip,) = gram_strips(inputs, inputs.shape[1], bias is not None)
@@ -92,7 +94,10 @@ def descend(
                 z.baddbmm_(strip, slope, alpha=-1)
         if bias is not None:
             bias -= slopes.sum(1, keepdim=True)
-        return None
+        if not squares:
+            return None
+        first = torch.bmm(strip, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
+        return first + _squares(rest - rest_before)
     by_step = scratch("z by step", (work.steps, len(z), batch, head.outputs), z)  # each step's in one piece
     turned = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
     if bias is None:
@@ -100,15 +105,29 @@ def descend(
     else:
         torch.add(turned, bias[:, None].transpose(0, 1), out=by_step)
     strips = gram_strips(inputs, 2 * batch, bias is not None)
+    squared = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+    past = scratch("past", by_step[0].shape, z) if squares else z
     for k in range(work.steps):
         now, before = slice(k * batch, (k + 1) * batch), slice(0, k * batch)
-        if k:
-            rows = slice((k % 2) * batch, (k % 2 + 1) * batch)
+        rows = slice((k % 2) * batch, (k % 2 + 1) * batch)
+        if k and squares:
+            torch.bmm(strips[k // 2][:, rows, before], slopes[:, before], out=past)
+            by_step[k] -= past
+        elif k:
             by_step[k].baddbmm_(strips[k // 2][:, rows, before], slopes[:, before], alpha=-1)
         step(by_step[k], targets[:, now], slopes[:, now])
+        if squares:
+            past.baddbmm_(strips[k // 2][:, rows, now], slopes[:, now], beta=2 if k else 0)
+            squared += past.mul_(slopes[:, now]).sum((1, 2), dtype=torch.float64)
     if bias is not None:
         bias -= slopes.sum(1, keepdim=True)
-    return None
+    return squared + _squares(rest - rest_before) if squares else None
+
+
+def _squares(values: Tensor) -> Tensor:
+    """Squared norms of rows [R, P], float64 [R]."""
+    norms: Tensor = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64)
+    return norms.square()
 
 
 def _stepper(work: LocalWork, rest: Tensor, targets: Tensor, like: Tensor) -> tuple["Step", Tensor]:
