@@ -17,6 +17,7 @@ from otafl.registry import register
 if TYPE_CHECKING:
     from otafl.algorithms.base import Algorithm, Info, Problem, Round
     from otafl.algorithms.memoryless import State
+    from otafl.algorithms.truncated import above_threshold, full_amplitude, heard_mean
     from otafl.config import Config, load_config
     from otafl.conformance import Finding, check
     from otafl.engine.devices import Devices
@@ -63,6 +64,9 @@ _HOMES = {
     "Knowledge": "otafl.radio.knowledge",
     "Devices": "otafl.engine.devices",
     "Vectors": "otafl.radio.vectors",
+    "above_threshold": "otafl.algorithms.truncated",
+    "full_amplitude": "otafl.algorithms.truncated",
+    "heard_mean": "otafl.algorithms.truncated",
     "View": "otafl.radio.csi",
     "Streams": "otafl.random",
     "Result": "otafl.result",
@@ -135,12 +139,15 @@ __all__ = [
     "Vectors",
     "View",
     "__version__",
+    "above_threshold",
     "accuracy_over_rounds",
     "check",
     "compared",
     "comparison",
     "estimate",
     "final_accuracy",
+    "full_amplitude",
+    "heard_mean",
     "last_accuracy",
     "load_config",
     "paired_difference",

@@ -81,11 +81,16 @@ def check(algorithm: str, overrides: Mapping[str, Any] | None = None) -> Iterato
     []
     """
     config = world_of(algorithm, overrides)
+    crashes: list[str] = []
     for name, examine in CHECKS.items():
         try:
             verdict, text = examine(config)
         except Exception as error:  # whatever a method does must not end the other checks
             verdict, text = "FAIL", in_a_line(error)
+            crashes.append(text)
+        if len(crashes) == 2 and crashes[0] == crashes[1]:
+            yield Finding(name, verdict, "the same; nothing else was tried")
+            return
         if text:
             yield Finding(name, verdict, text)
 

@@ -35,6 +35,7 @@ from otafl.radio.link import inversion_threshold
 from otafl.radio.noise import NoiseSource, addressed_noise
 from otafl.random import Streams
 from otafl.registry import guarded
+from otafl.state import parts_of, tensors_of
 from otafl.world.channel import Trajectory, active_prob, trajectory
 from otafl.world.data import Dataset, load_dataset
 
@@ -53,6 +54,7 @@ class Simulation:
         """`model` and `noise` stand in for the configuration's; `dataset` is its data, where it is loaded already."""
         refuse_too_large(config, device, dataset, model)
         self.config, self.device = config, device
+        self._state_names: list[str] | None = None
         self._extra: set[str] | None = None  # the method's own columns, known after the first round
         self.seeds = config.experiment.seeds
         self.algorithm = config.algorithm.spec
@@ -157,6 +159,11 @@ class Simulation:
             raise PluginError(f"{self._who}: step() must return (state, otafl.Info)")
         state, info = result
         self._check_state("step", state)
+        if any(devices is used for devices in parts_of(state, Devices) for used in round_._used):
+            raise PluginError(
+                f"{self._who}: step() hands on devices that train() has used up in this round; hand on what "
+                "broadcast() gives"
+            )
         self._check_info(info)
         spent = round_._close(info.active)
         self._strays |= spent.strays
@@ -374,6 +381,15 @@ class Simulation:
             raise PluginError(f"{self._who}: {where}() must give a dataclass with `params` of shape {shape}, got {got}")
         if params.dtype != self.dtype:
             raise PluginError(f"{self._who}: {where}() turned the model from {self.dtype} into {params.dtype}")
+        devices = [part.models.untyped_storage().data_ptr() for part in parts_of(state, Devices)]
+        if len(set(devices)) < len(devices):
+            raise PluginError(f"{self._who}: {where}() gives a state in which the same devices are twice")
+        names = list(tensors_of(state))
+        if self._state_names is None or where == "init":
+            self._state_names = names
+        if names != self._state_names:
+            changed = ", ".join(sorted(set(names) ^ set(self._state_names)))
+            raise PluginError(f"{self._who}: step() gives a state of another form than init(): {changed}")
 
     def _check_info(self, info: Info) -> None:
         num_seeds = len(self.seeds)
@@ -410,8 +426,8 @@ class Simulation:
 
 def own_models(state: Any) -> Tensor | None:
     """Devices' own models [S, M, P], where a state has them."""
-    devices = getattr(state, "devices", None)
-    return devices.models if isinstance(devices, Devices) else None
+    found = parts_of(state, Devices)
+    return found[0].models if found else None
 
 
 def _share_out(config: Config, dataset: Dataset, seed: int) -> list[Any]:

@@ -6,11 +6,13 @@ Does not know: what a method keeps in them.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from otafl.errors import PluginError
+
+Part = TypeVar("Part")
 
 
 def tensors_of(state: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -28,6 +30,18 @@ def tensors_of(state: Any, prefix: str = "") -> dict[str, Tensor]:
                 "can be saved in a checkpoint"
             )
     return named
+
+
+def parts_of(state: Any, kind: type[Part]) -> list[Part]:
+    """The parts of a state that are of a class, in its order."""
+    found: list[Part] = []
+    for f in dataclasses.fields(state):
+        value = getattr(state, f.name)
+        if isinstance(value, kind):
+            found.append(value)
+        elif dataclasses.is_dataclass(value):
+            found += parts_of(value, kind)
+    return found
 
 
 def rebuilt(state: Any, new: Callable[[str, Tensor], Tensor], prefix: str = "") -> Any:

@@ -25,9 +25,10 @@ CLIPS = ("algorithm.norms", "clip")
 EXEMPT: dict[str, dict[Any, str]] = {
     "C1 energy": dict.fromkeys(NO_RADIO, "spends none"),
     "C2 linearity, C3 noise": dict.fromkeys(NO_RADIO, "no weights and no noise without a radio: its own tests")
-    | dict.fromkeys(("fedoag", "fedoag-plus"), "adds anchors: identities F1, F4 and their like in their own tests"),
+    | dict.fromkeys(("fedoag", "fedoag-plus"), "adds anchors: identities F1, F4 and their like in their own tests")
+    | {"fedoag-zero": "sends what devices kept, too: its own tests"},
     "C5 zero-noise limit": dict.fromkeys(NO_RADIO, "no weights without a radio: its own tests")
-    | dict.fromkeys(("fedoag", "fedoag-plus"), "unbiased through memory: F7 and the bias oracle")
+    | dict.fromkeys(("fedoag", "fedoag-plus", "fedoag-zero"), "unbiased through memory: F7 and the bias oracle")
     | dict.fromkeys(("ota-fedavg", "opc", "lcpc"), "biased by design: the bias oracle")
     | {
         CLIPS: "averages clipped updates",
@@ -41,7 +42,9 @@ EXEMPT: dict[str, dict[Any, str]] = {
         CLIPS: "a fixed bound is not a ratio",
         ("algorithm.anchors", "float16"): "the rounding error of x^0 is not scaled",
     },
-    "C8 empty round": dict.fromkeys(("fedavg", "vanilla", "opc", "air-feel"), "everybody always transmits")
+    "C8 empty round": dict.fromkeys(
+        ("fedavg", "vanilla", "opc", "air-feel", "fedoag-zero"), "everybody always transmits"
+    )
     | dict.fromkeys((("algorithm.form", "instantaneous"), ("algorithm.form", "clip")), "everybody always transmits"),
 }
 CLIPPING = [
@@ -69,6 +72,7 @@ FORMS = [(name, {}) for name in ALGORITHMS] + [
     ("sca", {"algorithm.refresh": "every", "algorithm.refresh_rounds": 3}),
     ("bb-alternative", {"algorithm.alternation": "strict"}),
     ("fedoag-plus", {"algorithm.theta_min": 1.0}),
+    ("fedoag-zero", {"algorithm.nu": 0.05}),
     *((name, {"algorithm.gamma": "adaptive"}) for name in ("fedoag", "fedoag-plus")),
     *((name, {"algorithm.anchors": kept}) for name in ("fedoag", "fedoag-plus") for kept in ("float16",)),
 ]  # fmt: skip

@@ -25,7 +25,7 @@ from torch.nn import Parameter
 from otafl.engine.devices import Anchors, Devices
 from otafl.engine.objective import Objective
 from otafl.engine.preactivation import FactoredUpdates
-from otafl.engine.rows import Known, Rows, all_rows, blend_rows, replace_rows, rows_of
+from otafl.engine.rows import Known, Rows, all_rows, blend_rows, can_look, replace_rows, rows_of
 from otafl.engine.rule import LocalRule
 from otafl.engine.training import Engine, LocalWork, NotRecordable
 from otafl.engine.updates import Updates, own_references, shared_reference
@@ -71,6 +71,8 @@ class Problem:
         With a first `anchor` [S, P], x^0 or what the server keeps of it, they remember from then on which server model
         each last received, and measure their updates against it.
         """
+        if anchor is not None and (type(anchor) is not Tensor or anchor.shape != self.initial.shape):
+            raise PluginError(f"problem.devices(): an anchor is a model for each seed, {list(self.initial.shape)}")
         models = self._aligned().copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
         return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices))
 
@@ -196,6 +198,7 @@ class Round:
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps, self._rule = local_steps, rule
         self._open, self._reports = True, 0
+        self._used: list[Devices] = []  # whose models may have been overwritten
         may = active if active is not None else everyone if problem.cohort else None
         self._told = None if may is None else may.mask.clone()  # as it was, whatever a method does to the other
         self._heard = torch.zeros_like(everyone.mask)
@@ -240,6 +243,13 @@ class Round:
         if isinstance(start, Devices):
             if start.anchors is not None:
                 against = start.anchors.pool, start.anchors.slot
+            if any(start is used for used in self._used):
+                raise PluginError(
+                    f"algorithm {self._owner}: train() was called with these devices already in this round; once only, "
+                    "since their models become the end points"
+                )
+            if against is not None or reference is not None:
+                self._used.append(start)
             start = start.models
         self._check_plain("train()", start)
         if start.shape not in ((shape[0], size), (*shape, size)) or (reference is not None and start.dim() == 2):
@@ -290,14 +300,12 @@ class Round:
         """The devices `who` receive `params` [S, P] at the end of the round and go on from it, error-free.
 
         The others go on from what they `trained`. With `unsent` [S, M], the share of its update that a device has not
-        sent, it goes on from params + unsent_i lr update_i. An anchor becomes `params`, or what the server has `stored`
-        of it [S, P].
+        sent, from 0 to 1, it goes on from params + unsent_i lr update_i. An anchor becomes `params`, or what the server
+        has `stored` of it [S, P]. Afterwards neither `devices` nor `trained` can be used: take norms and sums before.
         """
         shape = self._check("broadcast()")
         check_mask(self._owner, "broadcast()", who, shape)
-        for model in (params, stored):
-            if model is not None and (type(model) is not Tensor or model.shape != (shape[0], self.problem.num_params)):
-                raise PluginError(f"algorithm {self._owner}: broadcast() needs a model of shape [S, P]")
+        self._check_broadcast(shape, params, devices, trained, unsent, stored)
         models = trained.end
         if unsent is None:
             replace_rows(models, who, params)
@@ -307,6 +315,30 @@ class Round:
             return Devices(models)
         kept = params if stored is None else stored
         return Devices(models, devices.anchors.after(kept, who, self._engine.donates))
+
+    def _check_broadcast(
+        self, shape: tuple[int, int], params: Any, devices: Any, trained: Any, unsent: Any, stored: Any
+    ) -> None:
+        """Refuse what is not broadcast(params, who, devices, trained)."""
+        call = f"algorithm {self._owner}: broadcast()"
+        if not isinstance(devices, Devices):
+            raise PluginError(f"{call} needs the state's otafl.Devices, got a {type(devices).__name__}")
+        if not isinstance(trained, Updates):
+            raise PluginError(f"{call} needs what train() returned for these devices, got a {type(trained).__name__}")
+        if stored is not None and devices.anchors is None:
+            raise PluginError(f"{call}: these devices have no anchors, so that nothing can be `stored` as one")
+        model = (shape[0], self.problem.num_params)
+        needed = [("a model", params, model, devices.models.dtype), ("unsent shares", unsent, shape, None)]
+        needed.append(("a stored model", stored, model, devices.models.dtype))
+        for what, value, wanted, dtype in needed:
+            if value is None and what != "a model":
+                continue
+            fits = type(value) in (Tensor, Parameter) and value.shape == wanted and value.is_floating_point()
+            if not fits or dtype not in (None, value.dtype):
+                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise PluginError(f"{call} needs {what} of shape {list(wanted)}{_of(dtype)}, got {got}")
+        if unsent is not None and can_look(unsent) and not bool(((unsent >= 0) & (unsent <= 1)).all()):
+            raise PluginError(f"{call}: unsent shares are from 0 to 1")
 
     def _rows(self, who: Tensor) -> tuple[Rows, Tensor | None]:
         """The rows of those who train and, where other rows are among them, their mask."""
@@ -439,6 +471,10 @@ class Round:
             raise PluginError(f"algorithm {self._owner}: {call} of round {int(self.t)} was called after that round")
         num_seeds, num_devices = self._channel.coeff.shape
         return num_seeds, num_devices
+
+
+def _of(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else f" and {dtype}"
 
 
 class Spent(NamedTuple):

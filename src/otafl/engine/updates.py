@@ -144,7 +144,10 @@ class Updates:
 
     def _check(self) -> None:
         if self._current_versions() != self._versions:
-            raise RuntimeError("these updates are no longer valid: a model they are measured from was overwritten")
+            raise RuntimeError(
+                "these updates are no longer valid: a model they are measured from was overwritten; take norms and "
+                "sums before round.broadcast()"
+            )
 
 
 def shared_reference(params: Tensor, num_devices: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from otafl.radio.knowledge import Knowledge
 COLUMNS = ("h, server", "h, devices", "Λ, server", "Λ, devices", "fading")
 # printed row, and the methods it speaks of; ✓ and × in the order of COLUMNS
 PRINTED: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
-    ("Ours (FedOAG)", "×✓××", "arbitrary", ("fedoag", "fedoag-plus")),
+    ("Ours (FedOAG)", "×✓××", "arbitrary", ("fedoag", "fedoag-plus", "fedoag-zero")),
     ("SCA", "×✓✓×", "Rayleigh", ("sca",)),
     ("Vanilla OTA", "✓✓××", "arbitrary", ("vanilla",)),
     ("BB methods", "×✓✓✓", "Rayleigh", ("bb-interior", "bb-alternative")),
