@@ -79,7 +79,8 @@ class Grown(FedOAG):
         innovation.end.data.add_(1e3)
         scale = self.gamma / largest.clamp(min=1e-9)[:, None] / torch.where(round.active, round.device.h, 1.0)
         round.uplink(innovation, scale, round.active)
-        return super().step(state, round)
+        devices = round.broadcast(state.params, round.active, state.devices, innovation)
+        return dataclasses.replace(state, devices=devices), otafl.Info(active=round.active)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Algorithm(Protocol):
     def init(self, problem: Problem) -> Any:
         """The state before round 0: a dataclass of tensors, `Vectors` and such dataclasses, what the next round needs.
 
-        It has a field `params`, the server model [S, P]. If it has `devices`, what `problem.devices` gave, the mean
+        It has a field `params`, the server model [S, P]. If it has `Devices`, what `problem.devices` gave, the mean
         model and the consensus distance are those of their models.
         """
         ...
