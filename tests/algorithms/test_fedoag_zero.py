@@ -146,38 +146,40 @@ def test_a_device_that_can_send_little_drains_by_itself() -> None:
         "data.dimension": 1, "data.centers": [[0.0]] * 5 + [[1.0]], "model.start": 0.0,
         "cell.devices": 6, "cell.radius_m": 1e7, "cell.placement": "given",
         "cell.positions_m": [[(1e-5 / gain) ** (1 / 3.5), 0.0] for gain in gains],
-        "training.local_steps": 1, "training.lr": 0.01, "experiment.rounds": 3000, "experiment.seeds": list(range(20)),
+        "training.local_steps": 1, "training.lr": 0.01, "experiment.rounds": 1000, "experiment.seeds": list(range(60)),
         "radio.noise_dbm_hz": -160.0,
     }  # fmt: skip
     sim = simulate(make_quadratic("fedoag-zero", keys))
-    state, bounds, total = sim.init(), [], torch.zeros(20, dtype=torch.float64)
-    for t in range(3000):
+    state, bounds, total = sim.init(), [], torch.zeros(60, dtype=torch.float64)
+    for t in range(1000):
         state, info, *_ = sim.step(state, t)
         bounds.append(float(info.norm_bound.mean()))
-        if t >= 1000:
-            total += state.devices.models.mean(1)[:, 0] / 2000
-    assert max(bounds[1500:]) < 3 * max(bounds[500:1500])
-    error = float(total.std()) / math.sqrt(20)
-    assert abs(float(total.mean()) - 1 / 6) < 5 * error  # the mean of all optima, the weak one's as much as others'
+        if t >= 600:  # the start at 0 is forgotten to e⁻⁶
+            total += state.devices.models.mean(1)[:, 0] / 400
+    assert max(bounds[600:]) < 3 * max(bounds[200:600])
+    error = float(total.std()) / math.sqrt(60)
+    assert (
+        abs(float(total.mean()) - 1 / 6) < 5 * error + 5e-4
+    )  # the mean of all optima, the weak one's as much as others'
 
 
 def offset(lr: float) -> tuple[float, float]:
-    """Of the server model from the truth on the two-device oracle, over η, and its standard error; 20 seeds."""
-    keys = {"experiment.rounds": 6000, "experiment.seeds": list(range(20)), "radio.noise_dbm_hz": -165.0}
+    """Of the server model from the truth on the two-device oracle, over η, and its standard error; 80 seeds."""
+    keys = {"experiment.rounds": 1500, "experiment.seeds": list(range(80)), "radio.noise_dbm_hz": -165.0}
     world = p_weighted_world(keys)
     del world["algorithm.gamma"]
     world |= {"training.lr": lr, "model.start": 0.5, "algorithm.nu": 0.03}  # so little noise that shares are small
     sim = simulate(make_quadratic("fedoag-zero", world))
-    state, server, mean, unsent = sim.init(), *torch.zeros(3, 20, dtype=torch.float64)
-    for t in range(6000):
+    state, server, mean, unsent = sim.init(), *torch.zeros(3, 80, dtype=torch.float64)
+    for t in range(1500):
         state, info, *_ = sim.step(state, t)
-        if t >= 1000:
-            server += (state.params[:, 0] - 0.5) / 5000
-            mean += (state.devices.models.mean(1)[:, 0] - 0.5) / 5000
-            unsent += info.extra["unsent_share"] / 5000
+        if t >= 250:
+            server += (state.params[:, 0] - 0.5) / 1250
+            mean += (state.devices.models.mean(1)[:, 0] - 0.5) / 1250
+            unsent += info.extra["unsent_share"] / 1250
     assert 0.2 < float(unsent.mean()) < 0.6
-    assert abs(float(mean.mean())) < 5 * float(mean.std()) / math.sqrt(20)  # the mean model is the truth
-    return float(server.mean()) / lr, float(server.std()) / math.sqrt(20) / lr
+    assert abs(float(mean.mean())) < 5 * float(mean.std()) / math.sqrt(80)  # the mean model is the truth
+    return float(server.mean()) / lr, float(server.std()) / math.sqrt(80) / lr
 
 
 @pytest.mark.slow

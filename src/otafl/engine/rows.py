@@ -21,6 +21,8 @@ from torch.autograd.graph import increment_version
 
 from otafl.engine import kernels
 
+SMALL = 4096  # parameters of models that are blended all at once
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -161,6 +163,11 @@ def blend_rows(models: Tensor, who: Tensor, params: Tensor, kept: Tensor, pool: 
         increment_version(models)
         return
     flat, rows = models.flatten(0, 1), rows_of(who)
-    for row in rows.index.tolist():
+    if models.shape[2] < SMALL:
+        index, seeds = rows.index, rows.index // models.shape[1]
+        reference = pool[seeds, slot.flatten()[index]]
+        flat[index] = (flat[index] - reference).mul_(kept.flatten()[index][:, None]).add_(params[seeds])
+        return
+    for row in rows.index.tolist():  # in place: fresh memory would cost more than the sums
         s, i = divmod(row, models.shape[1])
         flat[row].sub_(pool[s, slot[s, i]]).mul_(kept[s, i]).add_(params[s])
