@@ -26,10 +26,8 @@ from otafl.simulation import Simulation
 from otafl.state import copied, overwrite, tensors_of, unaliased
 
 TRIED = 3  # rounds done twice: kernels are compiled in the first, the second is recorded, the third is replayed
-MOST_CHANGE, MOST_VALUE = (
-    0.02,
-    1e-5,
-)  # difference of a replayed round, over what the round changed and over what is there
+MOST_CHANGE = 0.02  # by which a recorded round may miss the usual one, over what the round changed
+MOST_VALUE = 1e-5  # and over what is there
 log = logging.getLogger(__name__)
 
 

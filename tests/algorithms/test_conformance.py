@@ -74,7 +74,7 @@ FORMS = [(name, {}) for name in ALGORITHMS] + [
     ("fedoag-plus", {"algorithm.theta_min": 1.0}),
     ("fedoag-zero", {"algorithm.nu": 0.05}),
     *((name, {"algorithm.gamma": "adaptive"}) for name in ("fedoag", "fedoag-plus")),
-    *((name, {"algorithm.anchors": kept}) for name in ("fedoag", "fedoag-plus") for kept in ("float16",)),
+    *((name, {"algorithm.anchors": "float16"}) for name in ("fedoag", "fedoag-plus")),
 ]  # fmt: skip
 
 

@@ -210,7 +210,7 @@ def anchors_over_rounds(found: Mapping[str, Mapping[str, Result]], path: Path, t
                 axes.plot(result.rounds, held, line, color=colour, linewidth=1.6, label=name)
                 table += [(gamma, name, int(r), f"{h:.3f}") for r, h in zip(result.rounds, held, strict=True)]
             paper = next(iter(results.values()))
-            held, name = paper.metrics["anchors_paper"].mean(0), "the paper's rule (mean over 10 rounds)"
+            held, name = paper.metrics["anchors_paper"].mean(0), "the paper's rule"
             axes.plot(paper.rounds, held, "--", color="#000000", linewidth=1.6, label=name)
             table += [(gamma, name, int(r), f"{h:.3f}") for r, h in zip(paper.rounds[1:], held[1:], strict=True)]
             axes.set_yscale("log")
