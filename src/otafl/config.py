@@ -78,6 +78,8 @@ class Training:
     """η_0; paper: searched over 0.1 … 0.0003."""
     lr_schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
     """η_t = η_0/√(1 + t/10), or η_0."""
+    warmup: Annotated[int, Ge(0), Le(10**6)] = 0
+    """Rounds in which η_t rises to that: times (t + 1)/warmup."""
     engine: Literal["auto", "preactivation", "batched", "reference"] = "auto"
     """Pre-activation space where the model allows it and it pays, else "batched"; or the readable loop."""
     precision: Literal["float32", "tf32", "float64"] = "float32"
@@ -104,7 +106,8 @@ class Training:
 
     def lr_at(self, t: int) -> float:
         """η_t."""
-        return self.lr / math.sqrt(1 + t / 10) if self.lr_schedule == "inverse_sqrt" else self.lr
+        lr = self.lr / math.sqrt(1 + t / 10) if self.lr_schedule == "inverse_sqrt" else self.lr
+        return lr * (t + 1) / self.warmup if t < self.warmup else lr
 
 
 @dataclass(frozen=True)

@@ -243,13 +243,7 @@ class Round:
         if isinstance(start, Devices):
             if start.anchors is not None:
                 against = start.anchors.pool, start.anchors.slot
-            if any(start is used for used in self._used):
-                raise PluginError(
-                    f"algorithm {self._owner}: train() was called with these devices already in this round; once only, "
-                    "since their models become the end points"
-                )
-            if against is not None or reference is not None:
-                self._used.append(start)
+            self._use(start, "train()", becomes_end=against is not None or reference is not None)
             start = start.models
         self._check_plain("train()", start)
         if start.shape not in ((shape[0], size), (*shape, size)) or (reference is not None and start.dim() == 2):
@@ -286,6 +280,26 @@ class Round:
             self._objective, start, rows, batches, self._local_steps, self.lr, mask, against, *rule, who=who
         )
         return self._engine.train(work)
+
+    def carry(self, devices: Devices, progress: Updates, reference: Tensor) -> Updates:
+        """What devices have to send when they keep what they have not sent, as in error feedback.
+
+        Every device moves its own model by lr times its `progress`, which it has made elsewhere: from the server's
+        model. Updates are (model − reference)/lr, with a reference [S, P]. `devices` may be overwritten.
+        """
+        shape = self._check("carry()")
+        call = f"algorithm {self._owner}: carry()"
+        if not isinstance(devices, Devices) or devices.anchors is not None:
+            raise PluginError(f"{call} needs the state's otafl.Devices, without anchors")
+        if not isinstance(progress, Updates):
+            raise PluginError(f"{call} needs what train() returned, got a {type(progress).__name__}")
+        self._check_plain("carry()", reference)
+        if reference.shape != (shape[0], self.problem.num_params) or reference.dtype != devices.models.dtype:
+            raise PluginError(f"{call} needs a reference of shape {[shape[0], self.problem.num_params]}")
+        self._use(devices, "carry()")
+        models = devices.models if self._engine.donates else devices.models.clone()
+        progress.move(models)
+        return Updates(models, *shared_reference(reference, shape[1]), self.lr)
 
     def broadcast(
         self,
@@ -339,6 +353,16 @@ class Round:
                 raise PluginError(f"{call} needs {what} of shape {list(wanted)}{_of(dtype)}, got {got}")
         if unsent is not None and can_look(unsent) and not bool(((unsent >= 0) & (unsent <= 1)).all()):
             raise PluginError(f"{call}: unsent shares are from 0 to 1")
+
+    def _use(self, devices: Devices, call: str, becomes_end: bool = True) -> None:
+        """Devices whose models may become end points can be used once."""
+        if any(devices is used for used in self._used):
+            raise PluginError(
+                f"algorithm {self._owner}: {call} was called with these devices already in this round; once only, "
+                "since their models become the end points"
+            )
+        if becomes_end:
+            self._used.append(devices)
 
     def _rows(self, who: Tensor) -> tuple[Rows, Tensor | None]:
         """The rows of those who train and, where other rows are among them, their mask."""

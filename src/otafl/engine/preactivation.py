@@ -202,18 +202,29 @@ class FactoredUpdates(Updates):
     @property
     def end(self) -> Tensor:
         """Devices' models after local training, [S, M, P], made now."""
-        self._check()
         models = self._work.models()
+        self.move(models)
+        return models
+
+    def move(self, models: Tensor) -> None:
+        """Add end − start to other models of the devices [S, M, P], in place."""
+        self._check()
         flat, rows = models.flatten(0, 1), self._work.rows
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
-                index = rows.index[start:stop]
-                chunk = flat[index]
-                slopes = self._slopes[start:stop]
-                self._head.split(chunk)[0].baddbmm_(slopes.transpose(1, 2), _inputs(self._work, index), alpha=-1)
-                self._head.tail(chunk).copy_(self._tails[start:stop])
-                flat[index] = chunk
-        return models
+                index, slopes, change = self._factors(rows, start, stop)
+                chunk = flat[start:stop] if rows.complete else flat[index]
+                self._head.split(chunk)[0].baddbmm_(slopes.transpose(1, 2), self._right(index), alpha=-1)
+                self._head.tail(chunk).add_(change)
+                if not rows.complete:
+                    flat[index] = chunk
+
+    def _right(self, index: Tensor) -> Tensor:
+        """Inputs X of some rows, [R, r, n], to stand on the right of a product."""
+        features = self._work.objective.train.features
+        if self._work.objective.tf32 and kernels.can_mask(features):  # TF32 products are faster in another layout
+            return kernels.gather_both(features, images_of(self._work, index))[1].transpose(1, 2)
+        return _inputs(self._work, index)
 
     def _rows(self, who: Tensor) -> Rows:
         """Those of the devices `who` that trained; on a GPU, which is not to be asked, all that trained."""

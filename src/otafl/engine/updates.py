@@ -100,6 +100,14 @@ class Updates:
         seeds = torch.arange(len(self._pool), device=self._pool.device)[:, None]
         return (self.end - self._pool[seeds, self._slot]) / self._lr
 
+    def move(self, models: Tensor) -> None:
+        """Add end − reference to other models of the devices [S, M, P], in place."""
+        self._check()
+        flat = models.flatten(0, 1)
+        every = all_rows(self._slot)
+        for start, stop, difference in self._differences(every):
+            flat[start:stop] += difference
+
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − reference‖ of the devices `who`, float64 [S, M]; 0 for the others."""
         if kernels.can_mask(self._end):
