@@ -1,9 +1,10 @@
-"""A first result: FedOAG, its successor, its memoryless ablation, SCA and ideal FedAvg on one small wireless world.
+"""A first result: FedOAG and its successors, its memoryless ablation, SCA and error-free FedAvg in one small world.
 
 Runs the preset `quick` six times (MNIST where it can be had, else the digits of the package) and ends with a
 table, a figure and their paths. Interrupted, it continues where it was.
 """
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -16,13 +17,14 @@ from otafl.terminal import Progress
 from otafl.world.files import MNIST_FILES
 
 OUT = Path("results") / "first-comparison"
-RUNS = {  # with the presets' γ, the paper's, but where γ finds itself
+PAPER = {"training.lr": 0.1, "training.clip": math.inf, "training.warmup": 0}
+RUNS = {  # the first two with the preset's step size; the others with the paper's and its γ, but where γ finds itself
     "fedavg": {},
-    "FedOAG-plus, γ adaptive": {"algorithm.name": "fedoag-plus", "algorithm.gamma": "adaptive"},
-    "sca": {},
-    "fedoag-plus": {},
-    "fedoag": {},
-    "ota-fedavg": {},
+    "fedoag-zero": {},
+    "FedOAG-plus, γ adaptive": {"algorithm.name": "fedoag-plus", "algorithm.gamma": "adaptive", **PAPER},
+    "sca": PAPER,
+    "fedoag": PAPER,
+    "ota-fedavg": PAPER,
 }
 
 
@@ -56,19 +58,17 @@ def main() -> None:
         lines.append(
             f"{LABELS.get(name, name):<24} {accuracy:>18} {summary['num_active']:>15.1f} {summary['wall_s']:>9.1f}"
         )
-    gain = paired_difference(results["fedoag"], results["ota-fedavg"])
+    gap = paired_difference(results["fedoag-zero"], results["fedavg"])
     lines += [
         "",
         f"accuracy: mean ± std over seeds of the last recorded rounds ({results['fedoag'].summary['averaged_over']});",
         "nothing is tuned here: docs/results.md has the methods tuned by one rule, on the whole model",
-        f"FedOAG minus OTA-FedAvg, by seed: {gain.mean:+.2f} ± {gain.half_width:.2f} points (95 % interval): "
-        + ("what the gossip is worth here" if abs(gain.mean) > gain.half_width else "two seeds cannot tell them apart"),
+        f"FedOAG-zero minus error-free FedAvg, by seed: {gap.mean:+.2f} ± {gap.half_width:.2f} points (95 % interval)",
     ]
     table = "\n".join(lines)
     (OUT / "table.txt").write_text(table + "\n", encoding="utf-8")
     title = f"{config.data.name}, {config.cell.devices} devices, 0 dBm, Rayleigh fading, no motion"
-    styles = {"fedoag-plus": ("#D55E00", "--")}
-    figure = accuracy_over_rounds(results, OUT / "accuracy.png", title, styles=styles)
+    figure = accuracy_over_rounds(results, OUT / "accuracy.png", title)
     print(f"\n{table}\n\ntable  {OUT / 'table.txt'}\nfigure {figure}\nruns   {OUT}")
     print(f"done in {time.monotonic() - started:.0f} s")
 

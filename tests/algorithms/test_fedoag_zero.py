@@ -42,7 +42,7 @@ def silence(seeds: Any, name: str, t: int, size: int) -> Tensor:
 
 @pytest.mark.parametrize(("nu", "backlog"), LEVELS)
 def test_round_is_its_definition(nu: float, backlog: float) -> None:
-    """x^{t+1} = x^t + η mean θ_i Δ_i + noise of norm ν η L ‖z‖/(√d σ_z); devices keep η(1 − θ_i) Δ_i; energy."""
+    """x^{t+1} = x^t + η mean θ_i Δ_i + noise of norm ν η B ‖z‖/(√d σ_z); devices keep η(1 − θ_i) Δ_i; energy."""
     sim = make(nu, backlog)
     d, limit_j = sim.problem.num_params, sim.problem.num_params * sim.problem.symbol_energy_j
     held = forgot = 0
@@ -76,6 +76,7 @@ def test_round_is_its_definition(nu: float, backlog: float) -> None:
                 "unsent_share": (1 - theta).mean(),
                 "forgotten_share": (1 - short).mean(),
                 "waiting": ((1 - theta) * norms / fresh).mean(),
+                "progress_share": (fresh / largest).mean(),
             }
             for name, value in columns.items():
                 assert float(info.extra[name][s]) == pytest.approx(float(value), rel=1e-9, abs=1e-12)
@@ -120,7 +121,7 @@ def test_a_cohort_sends_what_its_devices_kept() -> None:
 
 
 def test_much_noise_accepted_is_everybody_heard_whole() -> None:
-    """ν → ∞: all shares are 1, and what is left to differ from FedAvg is the noise, ν η L z/(√d σ_z)."""
+    """ν → ∞: all shares are 1, and what is left to differ from FedAvg is the noise, ν η B z/(√d σ_z)."""
     sim = make(100.0)
     for t, (before, after, info, progress) in enumerate(rounds(sim, 3)):
         assert float(info.extra["unsent_share"].max()) == 0
@@ -201,7 +202,7 @@ def weak_device(nu: float, lr: float, backlog: float) -> tuple[float, Any, Any]:
 @pytest.mark.parametrize("nu", [1.4, 0.1, 0.01])
 @pytest.mark.parametrize("lr", [0.01, 0.5])
 def test_a_device_that_cannot_keep_up_counts_less(nu: float, lr: float) -> None:
-    """Its weight is a at any η, since it sends a L a round where it learns L; b L waits in the end."""
+    """Its weight is a at any η, since it sends a B a round where it learns B; b B waits in the end."""
     a, state, info = weak_device(nu, lr, 3.0)
     assert a < 1
     assert float(state.params[0, 0]) == pytest.approx(a / (5 + a), rel=1e-6)

@@ -4,16 +4,16 @@ A successor of FedOAG of this library's own (derivation and numbers: docs/algori
 train from the server's model x^t and transmit in every round. With p_i the progress of device i in this round and
 e_i what it has kept, both in the unit of a gradient sum:
 
-    L = max_i ‖p_i‖,   κ = √d σ_z/(ν m L)                    broadcast by the server
-    Δ_i = e_i + p_i, shortened to b L where it is longer
+    B = max_i ‖p_i‖,   κ = √d σ_z/(ν m B)                    broadcast by the server
+    Δ_i = e_i + p_i, shortened to b B where it is longer
     θ_i = min(1, √(d E_s)|h_i|/(κ ‖Δ_i‖)),   x̂_i = κ θ_i Δ_i/h_i,   e_i ← (1 − θ_i) Δ_i
     x^{t+1} = x^t + η/(κ m) (Σ_i h_i x̂_i + z)
 
-so that the noise in x^{t+1} has norm ν η L in every world. What devices report depends on x^t and their data alone.
+so that the noise in x^{t+1} has norm ν η B in every world. What devices report depends on x^t and their data alone.
 
 Knows: its own h at each device; the server its own receiver noise, and the norms ‖p_i‖ from the handshake.
 Does not know: h at the server, who is near or far, channel statistics on any side.
-Communicates: d channel uses and one scalar per device and round; the server broadcasts κ, L and x^{t+1} to everybody.
+Communicates: d channel uses and one scalar per device and round; the server broadcasts κ, B and x^{t+1} to everybody.
 Departures: none: it has no paper. Where there is no noise, κ is as small as a received signal can be.
 """
 
@@ -64,7 +64,7 @@ class FedOAGZero:
         problem, who = round.problem, round.everyone
         progress = round.train(state.params)
 
-        # Handshake: norms of this round's progress to the server, L and κ to the devices.
+        # Handshake: norms of this round's progress to the server, B and κ to the devices.
         fresh = progress.norms(who)
         largest = round.report(fresh, who).max()
         noise = math.sqrt(problem.num_params * problem.noise_var_j) / (self.nu * problem.taking_part)
@@ -72,7 +72,7 @@ class FedOAGZero:
         sends = (largest > 0)[:, None] & who  # without any progress nobody sends
         kappa = torch.where(largest > 0, max(noise, least) / largest, 0.0)[:, None]
 
-        # Devices: what they kept and what is new, at most b L of it, and of that as much as the energy allows.
+        # Devices: what they kept and what is new, at most b B of it, and of that as much as the energy allows.
         innovation = round.carry(state.devices, progress, state.params)
         norms = innovation.norms(who)
         short = torch.where(sends & (norms > 0), self.backlog * largest[:, None] / norms, 1.0).clamp(max=1.0)
@@ -85,8 +85,12 @@ class FedOAGZero:
         params = state.params + round.lr * received * rescale[:, None].to(received.dtype)
         left = short * (1 - share)
         devices = round.broadcast(params, torch.ones_like(who), state.devices, innovation, unsent=left)
-        waiting = torch.where(fresh > 0, left * norms / fresh, 0.0)
-        columns = {"unsent_share": 1 - share, "forgotten_share": 1 - short, "waiting": waiting}
+        columns = {
+            "unsent_share": 1 - share,
+            "forgotten_share": 1 - short,
+            "waiting": torch.where(fresh > 0, left * norms / fresh, 0.0),
+            "progress_share": torch.where(sends, fresh / largest[:, None], 0.0),
+        }
         info = Info(
             active=who,
             norm_bound=largest,

@@ -23,18 +23,25 @@ GRID = {"color": "#dddddd", "linewidth": 0.6}
 
 def beside_bounds(found: Account, result: Result, path: Path) -> Path:
     """Measured staleness, consensus distance and ‖∇F(x̄)‖² over rounds, and what the analysis says of each."""
-    panels = (
+    panels: tuple[tuple[str, str, str | None, Array | None, str], ...] = (
         ("staleness_mean", "mean staleness (rounds)", "expected", found.staleness, "Lemma 7: 1/c"),
         ("consensus", "consensus distance", None, None, "Lemma 6"),
         ("mean_grad_norm_sq", "‖∇F(x̄)‖²", "mean so far", None, "Theorem 1"),
     )
+    if found.predicted:  # FedOAG-zero's
+        panels = (
+            ("unsent_share", "share not sent", None, None, ""),
+            ("waiting", "rounds of progress that wait", None, None, ""),
+            ("forgotten_share", "share forgotten", None, None, ""),
+        )
     rows = []
     with drawing(10.5, 3.8, columns=3) as (figure, axes):
         for ax, (column, label, curve, known, bound) in zip(axes, panels, strict=True):
             ax.set_title(label, fontsize=10, loc="left")
             ax.set_xlabel("round")
-            ax.set_yscale("log")
             ax.grid(axis="y", **GRID)
+            if not found.predicted:
+                ax.set_yscale("log")
             values = result.metrics.get(column)
             if values is None or np.isnan(values).all():
                 ax.text(0.5, 0.5, "not recorded: see\nexperiment.record", ha="center", transform=ax.transAxes)
@@ -47,7 +54,11 @@ def beside_bounds(found: Account, result: Result, path: Path) -> Path:
             elif curve is not None:
                 ax.plot(at, np.cumsum(mean) / np.arange(1, len(mean) + 1), "--", color=BLUE, label=curve)
             limit = found.bounds.get(column, np.inf)
-            if not found.applies.get(column, True):
+            if column in found.predicted:
+                low, high = found.predicted[column]
+                ax.axhspan(low, high, color=ORANGE, alpha=0.25, label=f"predicted mean, {low:.2g} to {high:.2g}")
+                ax.set_ylim(0, None)
+            elif not found.applies.get(column, True):
                 ax.plot([], [], " ", label=f"{bound} does not allow this η_0")
             elif np.isfinite(limit):
                 ax.axhline(limit, color="black", linewidth=1.2, label=f"{bound} = {limit:.2g}")

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from otafl.algorithms.fedoag_zero import FedOAGZero
 from otafl.errors import ConfigError
 from otafl.result import Result
 from otafl.simulation import Simulation
-from otafl.theory import bounds, estimates, mixing, staleness
+from otafl.theory import backlog, bounds, estimates, mixing, staleness
 
 MOST_ROUNDS = 25  # in which the gossip matrix of a moving cell is looked at
 SYMBOLS = {
@@ -24,6 +25,11 @@ SYMBOLS = {
 }
 TERMS = {"A": "initialisation", "B": "consensus", "C": "gradient noise and heterogeneity", "D": "receiver noise"}
 CONDITIONS = {"norm_bound": "Lemma 5", "descent": "Lemma 4", "consensus": "Lemma 6", "theorem": "Theorem 1"}
+WAITS = {
+    "share": "of what there is to send is not sent, if progress is across what waits … if it points the same way",
+    "waiting": "rounds of progress that wait",
+    "forgotten": "of what there is to send is forgotten",
+}
 MEASURED = {
     "staleness_mean": "mean staleness of the run (its first seed)",
     "consensus": "mean of the consensus distance; experiment.record has it recorded",
@@ -43,6 +49,8 @@ class Account:
     """Column of a run to what the analysis says of its mean at η_0."""
     applies: dict[str, bool] = field(default_factory=dict)
     """Column to whether its statement allows η_0, where it has a condition."""
+    predicted: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Column of a run to the least and the most that its mean should be."""
 
     def add(self, symbol: str, value: float | str, text: str) -> None:
         """One more row."""
@@ -54,21 +62,17 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
 
     Constants are estimated at x⁰ and, where there is a run, at its last model.
     """
+    if isinstance(sim.algorithm, FedOAGZero):
+        return _of_zero(sim, sim.algorithm, result)
     prob = sim.uplink_probability()
     if getattr(sim.algorithm, "gamma", None) == "adaptive":
         raise ConfigError('algorithm.gamma = "adaptive": the analysis is for one γ; give the one to look at')
     if prob is None:
         raise ConfigError(
             f"algorithm.name = {sim.config.algorithm.name!r}: the analysis is FedOAG's; "
-            "choose a method with algorithm.gamma"
+            "choose a method with algorithm.gamma, or fedoag-zero"
         )
-    points = [sim.problem.initial[0]]
-    if result is not None:
-        points.append(result.params[0].to(sim.dtype))
-        if not bool(points[1].isfinite().all()):
-            raise ConfigError(
-                f"seed {sim.seeds[0]} of the run diverged: its last model tells nothing; leave the run out"
-            )
+    found = _constants(sim, result)
     report = Account()
     gap = _who_is_heard(report, prob)
     if getattr(sim.config.fading.spec, "pooled", False):
@@ -89,7 +93,6 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
             "the radio is imperfect: the analysis, and the probabilities here, are those of devices that know their "
             "channels and a server that hears the sum as it was sent"
         )
-    found = estimates.constants(sim, points)
     for name, symbol in SYMBOLS.items():
         report.add(symbol, found[name].value, found[name].how)
     k = bounds.Constants(
@@ -117,6 +120,81 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
         for column, text in MEASURED.items():
             value = _measured(result, column)
             report.add("measured", "–" if value is None else value, text)
+    return report
+
+
+def _constants(sim: Simulation, result: Result | None) -> dict[str, estimates.Measured]:
+    """Constants of the problem, at x⁰ and at the last model of a run."""
+    points = [sim.problem.initial[0]]
+    if result is not None:
+        points.append(result.params[0].to(sim.dtype))
+        if not bool(points[1].isfinite().all()):
+            raise ConfigError(
+                f"seed {sim.seeds[0]} of the run diverged: its last model tells nothing; leave the run out"
+            )
+    return estimates.constants(sim, points)
+
+
+def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Account:
+    """FedOAG-zero: what devices can send, what waits, and the bound of docs/algorithms/fedoag-zero.md."""
+    report, config, problem = Account(), sim.config, sim.problem
+    if not config.imperfect.none:
+        report.warnings.append("the radio is imperfect: what is said here is for one that is not")
+    if not problem.noise_var_j > 0:
+        raise ConfigError("radio.noise_dbm_hz: without noise everybody sends everything, and nothing is to be said")
+    if config.cell.cohort:
+        raise ConfigError(
+            "cell.cohort: FedOAG-zero's queues are predicted for devices that always take part; set it to 0"
+        )
+    rounds, m = config.experiment.rounds, problem.taking_part
+    each = method.nu * m * np.sqrt(problem.symbol_energy_j / problem.noise_var_j)
+    sendable = each * np.abs(sim.worlds[0].coeff)
+    mean_able = sendable.mean(0)
+    learnt = _measured(result, "progress_share")
+    report.add(
+        "a", float(np.median(sendable)), "median of what a device can send in a round, over the largest progress B"
+    )
+    report.add("", float(mean_able.min()), "the weakest device's mean")
+    report.add("a ≥ 1", float((mean_able >= 1).sum()), f"devices of {problem.num_devices} that can send B in the mean")
+    how = "assumed, since there is no run" if learnt is None else "of the run"
+    report.add("q", 1.0 if learnt is None else learnt, f"a device's progress over B, {how}")
+    found = {
+        aligned: backlog.queues(sendable, method.backlog, aligned, 1.0 if learnt is None else learnt)
+        for aligned in (False, True)
+    }
+    for column, text in WAITS.items():
+        values = [float(getattr(found[aligned], column).mean()) for aligned in (False, True)]
+        if column == "share":
+            column, values = "unsent", [1 - value for value in values]
+        name = f"{column}_share" if column != "waiting" else column
+        report.predicted[name] = (min(values), max(values))
+        measured = _measured(result, name)
+        beside = "" if measured is None else f"; measured {measured:.3g}"
+        report.add(column, f"{values[0]:.2g} … {values[1]:.2g}", f"{text}{beside}")
+    heard = found[True].heard
+    report.add(
+        "heard", float(heard.mean()), f"of what devices learn, if it points one way; the worst {heard.min():.2g}"
+    )
+    report.add("ν", method.nu, "noise in a step over η B, exactly")
+    constants = _constants(sim, result)
+    for name, symbol in SYMBOLS.items():
+        report.add(symbol, constants[name].value, constants[name].how)
+    smooth, bound = constants["smoothness"].value, constants["gradient_bound"].value ** 0.5
+    step = config.training.lr * config.training.local_steps
+    lost = 1 - float(heard.mean())
+    terms = {
+        "A": (2 * constants["initial_gap"].value / (step * rounds), "initialisation"),
+        "B": ((smooth * step * method.backlog * bound) ** 2, "what waits"),
+        "C": ((lost * bound + smooth * step * bound / 2) ** 2, "what is forgotten, and local drift"),
+        "D": (
+            smooth * step * (4 * method.backlog**2 + method.nu**2) * bound**2,
+            "noise, of gradients and of the receiver",
+        ),
+    }
+    for letter, (value, text) in terms.items():
+        report.add(f"({letter})", value, f"of the bound, {text}, at η_0")
+    report.bounds["mean_grad_norm_sq"] = sum(value for value, _ in terms.values())
+    report.add("sum", report.bounds["mean_grad_norm_sq"], "bound on the mean of E‖∇F(x)‖²")
     return report
 
 

@@ -1,0 +1,102 @@
+"""FedOAG-zero's queues: their fixed points, and what runs measure; its bound against a run."""
+
+import math
+
+import numpy as np
+import pytest
+
+import otafl
+from otafl.errors import ConfigError
+from otafl.theory.account import account
+from otafl.theory.backlog import queues
+from tests.algorithms.test_fedoag_zero import weak_device
+from tests.conftest import make_config, make_quadratic, simulate
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_who_can_send_what_it_learns_has_no_queue(aligned: bool) -> None:
+    found = queues(np.full((50, 3), 1.2), limit=3.0, aligned=aligned)
+    assert (found.share == 1).all()
+    assert (found.waiting == 0).all()
+    assert (found.forgotten == 0).all()
+    assert found.heard == pytest.approx([1, 1, 1])
+
+
+def test_who_cannot_has_all_it_may_remember_waiting() -> None:
+    """Progress in one direction: n = b, of which a is sent, so that a/q is heard and q − a is forgotten each round."""
+    a, q, b, rounds = 0.25, 0.8, 3.0, 20_000
+    found = queues(np.full((rounds, 1), a), limit=b, aligned=True, progress=q)
+    assert found.heard[0] == pytest.approx(a / q, rel=1e-3)
+    assert found.share[0] == pytest.approx(a / b, rel=1e-2)
+    assert found.waiting[0] == pytest.approx((b - a) / q, rel=1e-2)
+    assert found.forgotten[0] == pytest.approx((q - a) / (b - a + q), rel=1e-2)
+
+
+def test_progress_across_what_waits_adds_squares() -> None:
+    """n² = (n − a)² + q² has n = (a² + q²)/(2a)."""
+    a, q = 0.4, 0.9
+    found = queues(np.full((20_000, 1), a), limit=100.0, aligned=False, progress=q)
+    n = (a * a + q * q) / (2 * a)
+    assert found.share[0] == pytest.approx(a / n, rel=1e-2)
+    assert found.waiting[0] == pytest.approx((n - a) / q, rel=1e-2)
+
+
+@pytest.mark.parametrize("nu", [1.4, 0.1])
+def test_queue_of_a_run_in_one_dimension(nu: float) -> None:
+    """The weak device's progress is the largest, and points one way: its share is the aligned queue's, at the end."""
+    a, _, info = weak_device(nu, 0.01, 3.0)
+    found = queues(np.full((20_000, 1), a), limit=3.0, aligned=True)
+    weight = 6 * float(info.weights[0, -1])  # θ times what is left of Δ once it is shortened
+    assert weight == pytest.approx(a / (3 - a + 1), rel=1e-4)
+    assert found.share[0] * 3 / (3 - a + 1) == pytest.approx(weight, rel=1e-2)
+
+
+def test_account_of_a_run_has_what_it_predicts_beside_what_was_measured() -> None:
+    keys = {"experiment.rounds": 60, "algorithm.nu": 0.02, "cell.devices": 8, "training.clip": 0.5}
+    config = make_config("fedoag-zero", {**keys, "experiment.seeds": [0]})
+    result = otafl.run(config)
+    found = account(simulate(config), result)
+    for column in ("unsent_share", "waiting"):
+        low, high = found.predicted[column]
+        measured = float(result.metrics[column][0, 1:].mean())
+        assert 0 < 0.8 * low < measured < 1.25 * high
+    shown = {symbol for symbol, _, _ in found.rows}
+    assert {"a", "q", "unsent", "waiting", "forgotten", "heard", "ν", "(A)", "(B)", "(C)", "(D)", "sum"} <= shown
+    assert "q" in {symbol for symbol, _, _ in account(simulate(config)).rows}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("radio.noise_dbm_hz", -math.inf, "without noise"),
+        ("cell.cohort", 3, "always take part"),
+        ("radio.antennas", 2, "one antenna"),
+    ],
+)
+def test_what_it_says_nothing_about(key: str, value: float, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        account(simulate(make_config("fedoag-zero", {key: value})))
+
+
+@pytest.mark.parametrize("nu", [0.05, 2.5])
+def test_the_bound_holds_on_quadratics(nu: float) -> None:
+    """Mean of ‖∇F(x^t)‖² over a run against the sum of (A) to (D), with G of the devices' gradients along the run."""
+    keys = {"experiment.rounds": 300, "algorithm.nu": nu, "cell.devices": 6, "radio.noise_dbm_hz": -173.0}
+    sim = simulate(make_quadratic("fedoag-zero", {**keys, "training.lr": 0.01, "training.local_steps": 2}))
+    centers, state = sim.test.features, sim.init()
+    mean, gap, gradient, largest, lost = centers.mean(0), 0.0, 0.0, 0.0, 0.0
+    gap = 0.5 * float((state.params[0] - mean).square().sum())
+    for t in range(300):
+        gradient += float((state.params[0] - mean).square().sum()) / 300
+        largest = max(largest, float((state.params[0] - centers).norm(dim=-1).max()))
+        state, info, *_ = sim.step(state, t)
+        lost = max(lost, float(info.extra["forgotten_share"][0]) * (3 + 1))
+    step = 0.01 * 2
+    terms = (
+        2 * gap / (step * 300),
+        (step * 3 * largest) ** 2,
+        (lost * largest + step * largest / 2) ** 2,
+        step * (36 + nu**2) * largest**2,
+    )
+    assert gradient <= sum(terms)
+    assert gradient > 0.001 * sum(terms)  # and not by absurd slack
