@@ -69,9 +69,9 @@ def test_quick_scales_gamma_so_that_the_same_devices_are_heard() -> None:
     """γ ∝ √d: the threshold γ/√(d E_s) is the paper's."""
     for algorithm in ("fedoag", "ota-fedavg"):
         config = load_config("quick", {"data.name": "digits", "algorithm.name": algorithm})
-        num_params = 64 * 128 + 128 + 128 * 10 + 10
+        num_params = 64 * 256 + 256 + 256 * 10 + 10
         assert config.algorithm.spec.gamma == pytest.approx(1e-9 * math.sqrt(num_params / 814_090), rel=1e-3)
-    assert load_config("quick", {"algorithm.gamma": 2e-9}).algorithm.spec.gamma == 2e-9
+    assert load_config("quick", {"algorithm.name": "fedoag", "algorithm.gamma": 2e-9}).algorithm.spec.gamma == 2e-9
 
 
 def test_choosing_another_name_drops_the_presets_keys_but_not_the_users() -> None:

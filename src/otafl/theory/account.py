@@ -142,6 +142,8 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
         report.warnings.append("the radio is imperfect: what is said here is for one that is not")
     if not problem.noise_var_j > 0:
         raise ConfigError("radio.noise_dbm_hz: without noise everybody sends everything, and nothing is to be said")
+    if config.radio.antennas > 1:
+        raise ConfigError("radio.antennas: FedOAG-zero's queues are predicted for one antenna; set it to 1")
     if config.cell.cohort:
         raise ConfigError(
             "cell.cohort: FedOAG-zero's queues are predicted for devices that always take part; set it to 0"
