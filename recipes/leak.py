@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.stats import spearmanr
 
 import otafl
 from otafl.algorithms.base import Round
@@ -56,8 +57,9 @@ def reports_of(config: otafl.Config) -> tuple[Array, Array, Array]:
 
 def rank_correlation(one: Array, other: Array) -> float:
     """Spearman's; NaN where one side is constant."""
-    ranks = [np.unique(values, return_inverse=True)[1].astype(np.float64) for values in (one, other)]
-    return float(np.corrcoef(ranks)[0, 1]) if all(rank.std() > 0 for rank in ranks) else np.nan
+    if one.std() == 0 or other.std() == 0:
+        return float("nan")
+    return float(spearmanr(one, other).statistic)
 
 
 def shown(values: list[float]) -> str:

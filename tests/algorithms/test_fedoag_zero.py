@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,8 +142,24 @@ def test_equal_channels_and_equal_norms_share_alike() -> None:
     }  # fmt: skip
     sim = simulate(make_quadratic("fedoag-zero", keys))
     _, info, *_ = sim.step(sim.init(), 0)
-    assert 0 < float(info.weights[0, 0]) < 0.25
-    assert torch.allclose(info.weights, info.weights[:, :1].expand_as(info.weights), rtol=1e-9)
+    a = 0.01 * 4 * math.sqrt(sim.problem.symbol_energy_j * 1e-5 * 1500.0**-3.5 / sim.noise_var_j)
+    assert a < 1
+    assert torch.allclose(info.weights, torch.full_like(info.weights, a / 4), rtol=1e-9)
+
+
+def test_a_channel_of_zero_is_waited_for(tmp_path: Path) -> None:
+    """A recorded channel may be 0: the device keeps everything until it has one."""
+    strength = [[0.0 if i == 2 and t < 3 else 1e-6 for i in range(6)] for t in range(12)]
+    rows = [f"{8 * t},{i},{value}" for t, row in enumerate(strength) for i, value in enumerate(row)]
+    path = tmp_path / "channel.csv"
+    path.write_text("\n".join(["time_s,device,magnitude", *rows]))
+    measured = {"fading.name": "measured", "fading.file": str(path), "pathloss.name": "measured"}
+    sim = make(0.3, keys={**measured, "pathloss.file": str(path)})
+    state = sim.init()
+    for t in range(4):
+        state, info, *_ = sim.step(state, t)
+        assert state.params.isfinite().all()
+        assert bool((info.weights[:, 2] == 0).all()) == (t < 3)
 
 
 def test_nothing_to_send_adds_no_noise_and_one_idle_device_is_no_harm() -> None:

@@ -43,25 +43,27 @@ def test_progress_across_what_waits_adds_squares() -> None:
 
 @pytest.mark.parametrize("nu", [1.4, 0.1])
 def test_queue_of_a_run_in_one_dimension(nu: float) -> None:
-    """The weak device's progress is the largest, and points one way: its share is the aligned queue's, at the end."""
+    """The weak device's progress is the largest, and points one way: at the end its queue is the aligned one's."""
     a, _, info = weak_device(nu, 0.01, 3.0)
     found = queues(np.full((20_000, 1), a), limit=3.0, aligned=True)
-    weight = 6 * float(info.weights[0, -1])  # θ times what is left of Δ once it is shortened
-    assert weight == pytest.approx(a / (3 - a + 1), rel=1e-4)
-    assert found.share[0] * 3 / (3 - a + 1) == pytest.approx(weight, rel=1e-2)
+    assert 6 * float(info.extra["waiting"][0]) == pytest.approx(found.waiting[0], rel=1e-2)
+    assert 6 * float(info.extra["forgotten_share"][0]) == pytest.approx(found.forgotten[0], rel=1e-2)
 
 
 def test_account_of_a_run_has_what_it_predicts_beside_what_was_measured() -> None:
-    keys = {"experiment.rounds": 60, "algorithm.nu": 0.02, "cell.devices": 8, "training.clip": 0.5}
-    config = make_config("fedoag-zero", {**keys, "experiment.seeds": [0]})
+    """With a small η progress hardly turns: the aligned queue; what is predicted for another ν was not measured."""
+    keys = {"experiment.rounds": 60, "algorithm.nu": 2.0, "cell.devices": 8, "training.clip": 0.5}
+    config = make_config("fedoag-zero", {**keys, "training.lr": 0.01, "experiment.seeds": [0]})
     result = otafl.run(config)
     found = account(simulate(config), result)
-    for column in ("unsent_share", "waiting"):
-        low, high = found.predicted[column]
+    others = [account(simulate(config.replace({"algorithm.nu": nu})), result) for nu in (1.0, 4.0)]
+    for column in ("unsent_share", "waiting", "forgotten_share"):
         measured = float(result.metrics[column][0, 1:].mean())
-        assert 0 < 0.8 * low < measured < 1.25 * high
+        assert measured == pytest.approx(found.predicted[column][1], rel=0.1)
+        assert all(abs(other.predicted[column][1] - measured) > 0.3 * measured for other in others)
     shown = {symbol for symbol, _, _ in found.rows}
     assert {"a", "q", "unsent", "waiting", "forgotten", "heard", "ν", "(A)", "(B)", "(C)", "(D)", "sum"} <= shown
+    assert any("not clipped" in warning for warning in found.warnings)
     assert "q" in {symbol for symbol, _, _ in account(simulate(config)).rows}
 
 
@@ -78,25 +80,29 @@ def test_what_it_says_nothing_about(key: str, value: float, said: str) -> None:
         account(simulate(make_config("fedoag-zero", {key: value})))
 
 
-@pytest.mark.parametrize("nu", [0.05, 2.5])
-def test_the_bound_holds_on_quadratics(nu: float) -> None:
-    """Mean of ‖∇F(x^t)‖² over a run against the sum of (A) to (D), with G of the devices' gradients along the run."""
-    keys = {"experiment.rounds": 300, "algorithm.nu": nu, "cell.devices": 6, "radio.noise_dbm_hz": -173.0}
-    sim = simulate(make_quadratic("fedoag-zero", {**keys, "training.lr": 0.01, "training.local_steps": 2}))
+def test_the_bound_holds_on_quadratics() -> None:
+    """Mean of ‖∇F(x^t)‖² of a run in which nobody forgets against (A) to (D), with G of the gradients along the run.
+
+    The bound must say something: more than that gradients are at most G long.
+    """
+    nu, lr, rounds = 2.5, 0.001, 3000
+    keys = {"experiment.rounds": rounds, "algorithm.nu": nu, "cell.devices": 6, "fading.name": "none"}
+    keys["radio.noise_dbm_hz"] = -193.0
+    sim = simulate(make_quadratic("fedoag-zero", {**keys, "training.lr": lr, "training.local_steps": 2}))
     centers, state = sim.test.features, sim.init()
-    mean, gap, gradient, largest, lost = centers.mean(0), 0.0, 0.0, 0.0, 0.0
+    mean, gradient, largest, forgotten = centers.mean(0), 0.0, 0.0, 0.0
     gap = 0.5 * float((state.params[0] - mean).square().sum())
-    for t in range(300):
-        gradient += float((state.params[0] - mean).square().sum()) / 300
+    for t in range(rounds):
+        gradient += float((state.params[0] - mean).square().sum()) / rounds
         largest = max(largest, float((state.params[0] - centers).norm(dim=-1).max()))
         state, info, *_ = sim.step(state, t)
-        lost = max(lost, float(info.extra["forgotten_share"][0]) * (3 + 1))
-    step = 0.01 * 2
+        forgotten = max(forgotten, float(info.extra["forgotten_share"][0]))
+    assert forgotten == 0
+    step = lr * 2
     terms = (
-        2 * gap / (step * 300),
+        2 * gap / (step * rounds),
         (step * 3 * largest) ** 2,
-        (lost * largest + step * largest / 2) ** 2,
+        (step * largest / 2) ** 2,
         step * (36 + nu**2) * largest**2,
     )
-    assert gradient <= sum(terms)
-    assert gradient > 0.001 * sum(terms)  # and not by absurd slack
+    assert gradient <= sum(terms) < 0.6 * largest**2

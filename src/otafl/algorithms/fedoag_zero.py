@@ -9,12 +9,13 @@ e_i what it has kept, both in the unit of a gradient sum:
     θ_i = min(1, √(d E_s)|h_i|/(κ ‖Δ_i‖)),   x̂_i = κ θ_i Δ_i/h_i,   e_i ← (1 − θ_i) Δ_i
     x^{t+1} = x^t + η/(κ m) (Σ_i h_i x̂_i + z)
 
-so that the noise in x^{t+1} has norm ν η B in every world. What devices report depends on x^t and their data alone.
+so that the noise in x^{t+1} has norm ν η B (root mean square) in every world. A device keeps η e_i, so that e_i
+is times η_t/η_{t+1} in the next. What devices report depends on x^t and their data alone.
 
 Knows: its own h at each device; the server its own receiver noise, and the norms ‖p_i‖ from the handshake.
 Does not know: h at the server, who is near or far, channel statistics on any side.
 Communicates: d channel uses and one scalar per device and round; the server broadcasts κ, B and x^{t+1} to everybody.
-Departures: none: it has no paper. Where there is no noise, κ is as small as a received signal can be.
+Departures: none: it has no paper. Where there is hardly any noise, κ is as small as a received signal can be.
 """
 
 import math
@@ -73,12 +74,13 @@ class FedOAGZero:
         kappa = torch.where(largest > 0, max(noise, least) / largest, 0.0)[:, None]
 
         # Devices: what they kept and what is new, at most b B of it, and of that as much as the energy allows.
+        h = round.device.h
         innovation = round.carry(state.devices, progress, state.params)
         norms = innovation.norms(who)
         short = torch.where(sends & (norms > 0), self.backlog * largest[:, None] / norms, 1.0).clamp(max=1.0)
-        affordable = full_amplitude(round.device.h, problem) / (kappa * short * norms)
+        affordable = full_amplitude(h, problem) / (kappa * short * norms)
         share = torch.where(sends, torch.where(norms > 0, affordable.clamp(max=1.0), 1.0), 0.0)
-        received = round.uplink(innovation, kappa * short * share / torch.where(who, round.device.h, 1.0), who)
+        received = round.uplink(innovation, kappa * short * share / torch.where(who & (h != 0), h, 1.0), who)
 
         # Server: rescale and add to x^t; everybody hears the new model, and keeps what was not sent.
         rescale = torch.where(largest > 0, 1 / (kappa[:, 0] * problem.taking_part), 0.0)

@@ -50,7 +50,7 @@ class Account:
     applies: dict[str, bool] = field(default_factory=dict)
     """Column to whether its statement allows η_0, where it has a condition."""
     predicted: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Column of a run to the least and the most that its mean should be."""
+    """Column of a run to what its mean should be in two cases, the smaller first."""
 
     def add(self, symbol: str, value: float | str, text: str) -> None:
         """One more row."""
@@ -140,6 +140,12 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
     report, config, problem = Account(), sim.config, sim.problem
     if not config.imperfect.none:
         report.warnings.append("the radio is imperfect: what is said here is for one that is not")
+    training = config.training
+    if training.lr_schedule != "constant" or training.warmup or training.clip < np.inf:
+        report.warnings.append(
+            "the bound is for a constant step size and progress that is not clipped (training.lr_schedule, warmup, "
+            "clip): here its numbers are for orientation; the queues are for what the run does"
+        )
     if not problem.noise_var_j > 0:
         raise ConfigError("radio.noise_dbm_hz: without noise everybody sends everything, and nothing is to be said")
     if config.radio.antennas > 1:
@@ -177,12 +183,12 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
     report.add(
         "heard", float(heard.mean()), f"of what devices learn, if it points one way; the worst {heard.min():.2g}"
     )
-    report.add("ν", method.nu, "noise in a step over η B, exactly")
+    report.add("ν", method.nu, "noise in a step over η B, root mean square")
     constants = _constants(sim, result)
     for name, symbol in SYMBOLS.items():
         report.add(symbol, constants[name].value, constants[name].how)
     smooth, bound = constants["smoothness"].value, constants["gradient_bound"].value ** 0.5
-    step = config.training.lr * config.training.local_steps
+    step = training.lr * training.local_steps
     lost = 1 - float(heard.mean())
     terms = {
         "A": (2 * constants["initial_gap"].value / (step * rounds), "initialisation"),
@@ -195,8 +201,8 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
     }
     for letter, (value, text) in terms.items():
         report.add(f"({letter})", value, f"of the bound, {text}, at η_0")
-    report.bounds["mean_grad_norm_sq"] = sum(value for value, _ in terms.values())
-    report.add("sum", report.bounds["mean_grad_norm_sq"], "bound on the mean of E‖∇F(x)‖²")
+    report.bounds["grad_norm_sq"] = sum(value for value, _ in terms.values())
+    report.add("sum", report.bounds["grad_norm_sq"], "bound on the mean of E‖∇F(x)‖²")
     return report
 
 
