@@ -87,7 +87,7 @@ def test_the_bound_holds_on_quadratics() -> None:
     """
     nu, lr, rounds = 2.5, 0.001, 3000
     keys = {"experiment.rounds": rounds, "algorithm.nu": nu, "cell.devices": 6, "fading.name": "none"}
-    keys["radio.noise_dbm_hz"] = -193.0
+    keys |= {"radio.noise_dbm_hz": -193.0, "cell.radius_m": 300.0}
     sim = simulate(make_quadratic("fedoag-zero", {**keys, "training.lr": lr, "training.local_steps": 2}))
     centers, state = sim.test.features, sim.init()
     mean, gradient, largest, forgotten = centers.mean(0), 0.0, 0.0, 0.0
