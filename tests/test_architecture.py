@@ -127,3 +127,15 @@ def test_the_contract_has_every_name_that_is_looked_for() -> None:
     assert {"knowledge", "plan", "active", "ideal_radio"} <= asked
     said = {name for one in (Algorithm, Foresight) for name in (*one.__annotations__, *vars(one))}
     assert asked <= said
+
+
+def test_prose_is_at_most_100_columns_wide() -> None:
+    """Pages are read in terminals and in diffs; tables and code may be wider."""
+    wide = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        code = False
+        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+            code ^= line.lstrip().startswith("```")
+            if len(line) > 100 and not code and not line.startswith(("|", "    ")):
+                wide.append(f"{page.relative_to(ROOT)}:{number}")
+    assert wide == []

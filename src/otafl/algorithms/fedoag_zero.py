@@ -95,9 +95,10 @@ class FedOAGZero:
         }
         info = Info(
             active=who,
-            norm_bound=largest,
+            norm_bound=(short * norms).max(-1).values,
             weights=short * share / problem.taking_part,
             noise_std=rescale * problem.noise_var_j**0.5,
-            extra={name: torch.where(who, c, 0.0).sum(-1) / problem.taking_part for name, c in columns.items()},
+            extra={name: torch.where(who, c, 0.0).sum(-1) / problem.taking_part for name, c in columns.items()}
+            | {"largest_progress": largest},
         )
         return State(params, devices), info
