@@ -342,11 +342,13 @@ class TwoColumns(OTAFedAvg):
         extra = {"zeal": after.params.double().norm(dim=-1), "age": after.params.double().sum(-1)}
         return after, dataclasses.replace(info, extra=extra)
 """
-KILLED = {
-    "fedoag": {},
-    "fedoag-plus": {"algorithm.name": "fedoag-plus", "algorithm.gamma": "adaptive"},
-    "plug-in": {"algorithm.name": "two-columns"},
+SMALL: dict[str, Any] = {"model.hidden": [64], "training.lr": 0.1, "training.clip": math.inf}
+KILLED: dict[str, dict[str, Any]] = {
+    "fedoag": {"algorithm.name": "fedoag", **SMALL},
+    "fedoag-plus": {"algorithm.name": "fedoag-plus", "algorithm.gamma": "adaptive", **SMALL},
+    "plug-in": {"algorithm.name": "two-columns", **SMALL},
     "CNN": {
+        "algorithm.name": "fedoag",
         "radio.noise_dbm_hz": -203.0,
         "model.name": "cnn",
         "model.channels": [3],
@@ -369,7 +371,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path, what: str) -> None:
     command = ["run", "quick", "--device", "cpu", "--plugin", str(tmp_path / "columns.py")]
     chosen = {"experiment.rounds": 300, "experiment.eval_every": 140, "data.name": "digits", **KILLED[what]}
     for key, value in {**chosen, "experiment.checkpoint_s": interval_s}.items():
-        command += ["--set", f"{key}={json.dumps(value)}"]
+        command += ["--set", f"{key}={'inf' if value == math.inf else json.dumps(value)}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def drive(out: Path, kills: int) -> dict[str, Any]:

@@ -60,7 +60,7 @@ CASES: list[tuple[str, dict[str, Any], Callable[[], float]]] = [
     ("sca", {"design": "min-noise"}, lambda: share(REACH)),
     ("opc", {"renormalise": True}, lambda: opc(True)),
     ("opc", {}, lambda: opc(False)),
-    ("lcpc", {}, lambda: lcpc("truncate")),
+    ("lcpc", {"form": "truncate"}, lambda: lcpc("truncate")),
     ("lcpc", {"form": "clip"}, lambda: lcpc("clip")),
     ("air-feel", {}, lambda: 0.5),
     ("air-feel", {"regime": "biased"}, lambda: lcpc("clip")),

@@ -65,8 +65,8 @@ FORMS = [(name, {}) for name in ALGORITHMS] + [
     ("fedawe", {"algorithm.step_limit": 0.5}),
     ("opc", {"algorithm.renormalise": True}),
     ("lcpc", {"algorithm.renormalise": False}),
-    ("lcpc", {"algorithm.form": "clip"}),
-    ("lcpc", {"algorithm.form": "clip", "algorithm.renormalise": False}),
+    ("lcpc", {"algorithm.form": "truncate"}),
+    ("lcpc", {"algorithm.form": "truncate", "algorithm.renormalise": False}),
     ("air-feel", {"algorithm.regime": "biased"}),
     ("sca", {"algorithm.solver": "successive"}),
     ("sca", {"algorithm.refresh": "every", "algorithm.refresh_rounds": 3}),
@@ -89,10 +89,12 @@ def forms(check: str) -> Any:
 
 def defaults(name: str, keys: dict[str, Any]) -> set[tuple[str, str]]:
     """The form that a method has where no key names one."""
-    found = {("algorithm.design", "default")} if name == "sca" and "algorithm.design" not in keys else set()
-    return found | (
-        {("algorithm.form", "energy")} if name.startswith("bb-") and "algorithm.form" not in keys else set()
-    )
+    first = {"sca": ("design", "default"), "lcpc": ("form", "clip")}
+    first |= dict.fromkeys(("bb-interior", "bb-alternative"), ("form", "energy"))
+    if name not in first or f"algorithm.{first[name][0]}" in keys:
+        return set()
+    key, form = first[name]
+    return {(f"algorithm.{key}", form)}
 
 
 def reference(algorithm: str, overrides: dict[str, Any] | None = None) -> Simulation:

@@ -204,16 +204,16 @@ def weak_device(nu: float, lr: float, backlog: float) -> tuple[float, Any, Any]:
 
     Returns a, what it can send in a round over the largest progress, the last state and the last info.
     """
-    gains = [1e-10] * 5 + [1e-13]
+    gains, num_rounds = [1e-10] * 5 + [1e-13], int(25 / lr)
     keys = {
         "data.dimension": 1, "data.centers": [[0.0]] * 5 + [[1.0]], "model.start": 0.0, "fading.name": "none",
         "cell.devices": 6, "cell.radius_m": 1e7, "cell.placement": "given", "algorithm.nu": nu,
         "cell.positions_m": [[(1e-5 / gain) ** (1 / 3.5), 0.0] for gain in gains], "algorithm.backlog": backlog,
-        "training.local_steps": 1, "training.lr": lr, "experiment.rounds": 4000, "radio.noise_dbm_hz": -160.0,
+        "training.local_steps": 1, "training.lr": lr, "experiment.rounds": num_rounds, "radio.noise_dbm_hz": -160.0,
     }  # fmt: skip
     sim = simulate(make_quadratic("fedoag-zero", keys), noise=silence)
     state = sim.init()
-    for t in range(4000):
+    for t in range(num_rounds):
         state, info, *_ = sim.step(state, t)
     return nu * 6 * math.sqrt(sim.problem.symbol_energy_j * 1e-13 / sim.noise_var_j), state, info
 

@@ -335,7 +335,7 @@ PAPER_CELL = {
         ("bb-interior", {"form": "fading"}, 21.7, 11 * math.exp(-0.5)),
         ("sca", {"omega": 1e-2}, 8.27, 19.7),
         ("sca", {"design": "zero-bias"}, 19.6, 27.0),
-        ("lcpc", {}, 10.5, 14.5),
+        ("lcpc", {"form": "truncate"}, 10.5, 14.5),
     ],
     ids=str,
 )

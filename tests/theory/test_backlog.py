@@ -44,7 +44,7 @@ def test_progress_across_what_waits_adds_squares() -> None:
 @pytest.mark.parametrize("nu", [1.4, 0.1])
 def test_queue_of_a_run_in_one_dimension(nu: float) -> None:
     """The weak device's progress is the largest, and points one way: at the end its queue is the aligned one's."""
-    a, _, info = weak_device(nu, 0.01, 3.0)
+    a, _, info = weak_device(nu, 0.1, 3.0)
     found = queues(np.full((20_000, 1), a), limit=3.0, aligned=True)
     assert 6 * float(info.extra["waiting"][0]) == pytest.approx(found.waiting[0], rel=1e-2)
     assert 6 * float(info.extra["forgotten_share"][0]) == pytest.approx(found.forgotten[0], rel=1e-2)

@@ -40,8 +40,8 @@ class LCPC:
     )
     ideal_radio: ClassVar[bool] = False
 
-    form: Literal["truncate", "clip"] = "truncate"
-    """Truncated inversion with a common threshold, or inversion up to full power."""
+    form: Literal["clip", "truncate"] = "clip"
+    """Inversion up to full power, or truncated inversion with a common threshold."""
     renormalise: bool = True
     """Make the expected weights sum to 1; with much noise the optimum shrinks the mean."""
     norms: Norms = "normalise"

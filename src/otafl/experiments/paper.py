@@ -49,7 +49,7 @@ METHODS = {
         # the rule leaves nobody out, which makes BB-interior and BB-alternative one method
         Method("BB, whole cell", "bb-interior", 0.03, {"interior_radius_m": 1500.0, "truncation": 1.37}),
         Method("OPC", "opc", 0.1, {"renormalise": True}),
-        Method("LCPC, truncate", "lcpc", 0.1),
+        Method("LCPC, truncate", "lcpc", 0.1, {"form": "truncate"}),
         Method("LCPC, clip", "lcpc", 0.1, {"form": "clip"}),
         Method("Air-FEEL", "air-feel", 0.1),
         Method("SCA, clipped", "sca", 0.3, {"omega": 0.03, "norm_limit": 5.0, **CLIP}),
