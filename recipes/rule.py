@@ -2,7 +2,8 @@
 
 Tuned: the highest accuracy on the validation set after 100 rounds, mean of seeds 100–102, where a seed that failed
 counts with 0, over every learning rate and every value of a knob of the method's own. A method with two knobs has them
-chosen in turn: the second with the first's choice, both over all learning rates.
+chosen in turn: the second with the first's choice, both over all learning rates. A recipe may have other rounds
+(`tuning`); then the rows of the last 50 count.
 Reported: the ten seeds 0–9 for every row, the test set, the last 50 of 800 rounds.
 
 What was measured is kept in a folder and not measured again. Several processes share a GPU.
@@ -10,16 +11,18 @@ What was measured is kept in a folder and not measured again. Several processes 
 
 import csv
 import multiprocessing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 import otafl
 from otafl.experiments.paper import SEEDS
+from otafl.registry import load_plugin
 from otafl.report.statistics import compared, estimate, last_accuracy
 
 TUNING: dict[str, Any] = {
@@ -45,16 +48,26 @@ class Choice(NamedTuple):
     """Keys whose best value is the first or last of its grid."""
 
 
-def score(preset: str, keys: Keys, device: str) -> float:
-    """Validation accuracy in percent after the last round, mean over seeds; a seed that failed counts with 0."""
-    result = otafl.run(otafl.load_config(preset, keys), device=device)
+def made(preset: str, keys: Keys, device: str, plugins: Iterable[str], out: Path | None = None) -> otafl.Result:
+    """Make a run, or find it."""
+    for plugin in plugins:
+        load_plugin(plugin)
+    result = otafl.run(otafl.load_config(preset, keys), out=out, device=device)
+    torch.cuda.empty_cache()  # for the other processes
+    return result
+
+
+def score(preset: str, keys: Keys, device: str, plugins: Iterable[str]) -> float:
+    """Validation accuracy in percent of the last 50 rounds, mean over seeds; a seed that failed counts with 0."""
+    result = made(preset, keys, device, plugins)
+    last = result.rounds > max(0, result.config.experiment.rounds - 50)
     alive = np.array([seed not in result.diverged for seed in result.config.experiment.seeds])
-    return float(100 * np.where(alive, result.metrics["validation_accuracy"][:, -1], 0.0).mean())
+    return float(100 * np.where(alive, result.metrics["validation_accuracy"][:, last].mean(1), 0.0).mean())
 
 
-def report(preset: str, keys: Keys, device: str, out: Path) -> None:
+def report(preset: str, keys: Keys, device: str, plugins: Iterable[str], out: Path) -> None:
     """Make a reported run, or find it."""
-    otafl.run(otafl.load_config(preset, keys), out=out, device=device)
+    made(preset, keys, device, plugins, out)
 
 
 @dataclass
@@ -65,11 +78,19 @@ class Bench:
     device: str
     workers: int
     quick: bool
+    tuning: Keys = field(default_factory=lambda: TUNING)
+    """Seeds and rounds of tuning."""
+    seeds: Sequence[int] = tuple(SEEDS)
+    """Of reported runs."""
+    plugins: tuple[str, ...] = ()
+    """Files with methods and data sets of the recipe's own."""
     scores: dict[str, float] = field(default_factory=dict)
     """Of each configuration, by its digest."""
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        for plugin in self.plugins:
+            load_plugin(plugin)
         if (store := self.folder / "tuning.csv").exists():
             with store.open(newline="") as file:
                 self.scores = {row["digest"]: float(row["validation_accuracy"]) for row in csv.DictReader(file)}
@@ -91,12 +112,12 @@ class Bench:
         return choice
 
     def _measure(self, preset: str, points: list[dict[str, Any]]) -> list[float]:
-        extra = TUNING | QUICK | {"experiment.eval_every": 20} if self.quick else TUNING
+        extra = {**self.tuning, **(QUICK | {"experiment.eval_every": 20} if self.quick else {})}
         points = [{**point, **extra} for point in points]
         digests = [otafl.load_config(preset, point).digest for point in points]
         missing = {d: point for d, point in zip(digests, points, strict=True) if d not in self.scores}
         count = len(missing)
-        found = self.pool.map(score, [preset] * count, missing.values(), [self.device] * count)
+        found = self.pool.map(score, [preset] * count, missing.values(), [self.device] * count, [self.plugins] * count)
         store = self.folder / "tuning.csv"
         head = [] if store.exists() else [("preset", "keys", "digest", "validation_accuracy")]
         with store.open("a", newline="") as file:
@@ -104,18 +125,20 @@ class Bench:
             table.writerows(head)
             for (digest, point), value in zip(missing.items(), found, strict=True):
                 self.scores[digest] = value
-                table.writerow((preset, {key: point[key] for key in point if key not in TUNING}, digest, value))
+                table.writerow((preset, {key: point[key] for key in point if key not in self.tuning}, digest, value))
                 file.flush()
         return [self.scores[digest] for digest in digests]
 
     def report(self, preset: str, rows: Mapping[str, Keys]) -> dict[str, otafl.Result]:
         """The reported runs of some rows."""
-        extra = {**QUICK, "experiment.seeds": SEEDS[:3]} if self.quick else {"experiment.seeds": SEEDS}
+        seeds = list(self.seeds)
+        extra = {**QUICK, "experiment.seeds": seeds[:3]} if self.quick else {"experiment.seeds": seeds}
         configs = {label: otafl.load_config(preset, {**keys, **extra}) for label, keys in rows.items()}
         places = {name: self.folder / f"{preset}-{c.algorithm.name}-{c.digest[:8]}" for name, c in configs.items()}
         jobs = {places[label]: {**keys, **extra} for label, keys in rows.items()}  # equal rows are one run
         count = len(jobs)
-        list(self.pool.map(report, [preset] * count, jobs.values(), [self.device] * count, jobs))
+        each = [preset] * count, jobs.values(), [self.device] * count, [self.plugins] * count, jobs
+        list(self.pool.map(report, *each))
         return {label: otafl.run(config, out=places[label], device=self.device) for label, config in configs.items()}
 
 

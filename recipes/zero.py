@@ -11,31 +11,22 @@ also has FedOAG-zero with other ν. What was measured is kept in results/zero, a
 """
 
 import argparse
-import csv
-import json
-import multiprocessing
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
+from rule import PRECISION, Bench
 
 import otafl
-from otafl.registry import load_plugin
 from otafl.report.statistics import estimate, last_accuracy, paired_difference
-from otafl.world.data import MNIST
-from otafl.world.partition import Partition
 
 OUT = Path("results") / "zero"
 GBMA = Path(__file__).parents[1] / "examples" / "gbma.py"
 SEEDS = list(range(200, 210))
-TUNING_SEEDS = [100, 101, 102]
-QUICK: dict[str, Any] = {"experiment.rounds": 20, "experiment.eval_every": 5, "model.hidden": [32]}
-Keys = Mapping[str, Any]
+TUNING_HERE: dict[str, Any] = {
+    "experiment.seeds": [100, 101, 102],
+    "experiment.record": ["server", "validation"],
+}
 
 ZERO: dict[str, Any] = {
     "algorithm.name": "fedoag-zero",
@@ -87,83 +78,12 @@ WORLDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@otafl.register_dataset("far-class")
-@dataclass(frozen=True)
-class FarClass:
-    """MNIST; all images of one class are on the last five devices, which have no other, the rest as usual."""
-
-    label: int = 8
-    owning: int = 5
-
-    def load(self, num_devices: int) -> otafl.Dataset:
-        """The same for every seed."""
-        images, streams = MNIST().load(num_devices), otafl.Streams(0)
-        far, near = (np.flatnonzero((images.train.targets == self.label) == held) for held in (True, False))
-        owners = np.zeros(len(images.train), dtype=np.int64)
-        parts = Partition().split(images.train.targets[near], num_devices - self.owning, 64, streams)
-        for device, part in enumerate([near[part] for part in parts] + np.array_split(far, self.owning)):
-            owners[part] = device
-        return replace(images, owners=owners)
-
-
-def measured(preset: str, keys: Keys, device: str, out: Path) -> None:
-    """Make a run, or find it."""
-    load_plugin(str(GBMA))
-    otafl.run(otafl.load_config(preset, keys), out=out, device=device)
-    torch.cuda.empty_cache()  # for the other processes
-
-
-class Bench:
-    """Makes runs in several processes."""
-
-    def __init__(self, device: str, workers: int, quick: bool) -> None:
-        load_plugin(str(GBMA))
-        self.device, self.quick = device, quick
-        self.folder = OUT / ("quick" if quick else "full")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-
-    def results(self, jobs: Mapping[str, tuple[str, Keys]], extra: Keys) -> dict[str, otafl.Result]:
-        """The runs of (preset, keys), by label."""
-        extra = {"training.precision": "tf32", **extra, **(QUICK if self.quick else {})}
-        full = {label: (preset, {**keys, **extra}) for label, (preset, keys) in jobs.items()}
-        configs = {label: otafl.load_config(preset, keys) for label, (preset, keys) in full.items()}
-        places = {label: self.folder / f"{c.algorithm.name}-{c.digest[:12]}" for label, c in configs.items()}
-        waiting = {places[label]: job for label, job in full.items()}
-        list(self.pool.map(measured, *zip(*[(p, k, self.device, out) for out, (p, k) in waiting.items()], strict=True)))
-        return {label: otafl.read_run(places[label]) for label in jobs}
-
-
-def validation(result: otafl.Result) -> float:
-    """Validation accuracy in percent over the last 50 rounds, mean of seeds; a seed that failed counts with 0."""
-    last = result.rounds > result.config.experiment.rounds - 50
-    values = np.nan_to_num(result.metrics["validation_accuracy"][:, last])
-    alive = [seed not in result.diverged for seed in result.config.experiment.seeds]
-    return float(100 * (values.mean(1) * alive).mean()) if any(alive) else 0.0
-
-
 def tune(bench: Bench) -> dict[str, dict[str, Any]]:
-    """The rivals' constants, in the stationary world; kept in chosen.json."""
-    store = bench.folder / "chosen.json"
-    if store.exists():
-        found: dict[str, dict[str, Any]] = json.loads(store.read_text())
-        return found
-    extra = {"experiment.seeds": TUNING_SEEDS, "experiment.record": ["server", "validation"]}
+    """The rivals' constants, in the stationary world."""
     chosen = {}
-    for method, (form, knob, knob_values) in RIVALS.items():
-        keys: dict[str, Any] = {"algorithm.name": method, **form, knob: knob_values[0]}
-        for name, grid in (("training.clip", CLIPS), (knob, knob_values)):
-            places = [{"training.lr": lr, name: value} for lr, value in product(RATES, grid)]
-            points = {repr(place): {**keys, **place} for place in places}
-            made = bench.results({label: ("stationary", point) for label, point in points.items()}, extra)
-            scores = {label: validation(result) for label, result in made.items()}
-            best = max(scores, key=lambda label: scores[label])
-            keys = points[best]
-            with (bench.folder / "tuning.csv").open("a", newline="") as file:
-                csv.writer(file).writerows((method, label, f"{value:.3f}") for label, value in scores.items())
-        chosen[method] = keys
-        print(f"{method}: {keys}  validation {scores[best]:.2f} %", flush=True)
-    store.write_text(json.dumps(chosen, indent=1))
+    for method, (form, knob, values) in RIVALS.items():
+        start = {"algorithm.name": method, PRECISION: "tf32", **form, knob: values[0]}
+        chosen[method] = bench.choose("stationary", start, RATES, [("training.clip", CLIPS), (knob, values)]).keys
     return chosen
 
 
@@ -180,14 +100,6 @@ def row(world: str, results: Mapping[str, otafl.Result], base: str) -> str:
     return f"| {world} | {' | '.join(cells)} |"
 
 
-def show(rows: Mapping[str, Mapping[str, otafl.Result]], base: str) -> None:
-    """A table, a world a row."""
-    labels = list(next(iter(rows.values())))
-    print(f"| world | {' | '.join(labels)} |\n|{'---|' * (len(labels) + 1)}")
-    for world, results in rows.items():
-        print(row(world, results, base), flush=True)
-
-
 def main() -> None:
     """Tune or report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -196,25 +108,24 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a rehearsal: small model, 20 rounds")
     options = parser.parse_args()
-    bench = Bench(options.device, options.workers, options.quick)
-    seeds = {"experiment.seeds": SEEDS[:2] if options.quick else SEEDS}
+    folder = OUT / ("quick" if options.quick else "full")
+    plugins = (str(GBMA), str(Path(__file__).with_name("far_class.py")))
+    bench = Bench(folder, options.device, options.workers, options.quick, TUNING_HERE, SEEDS, plugins)
     if options.what == "tune":
         tune(bench)
         return
-    own = {"FedOAG-zero": ZERO, "error-free FedAvg": ERROR_FREE}
+    rows = {"FedOAG-zero": ZERO, "error-free FedAvg": ERROR_FREE}
     if options.what == "regimes":
-        rows = own | {"FedOAG-plus, as shipped": SHIPPED, "FedOAG-plus, γ adaptive": ADAPTIVE}
+        rows |= {"FedOAG-plus, as shipped": SHIPPED, "FedOAG-plus, γ adaptive": ADAPTIVE}
         worlds: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in REGIMES}
     else:
-        rows = (
-            own
-            | tune(bench)
-            | {f"ν = {nu}": {**ZERO, "algorithm.nu": nu} for nu in LEVELS if nu != ZERO["algorithm.nu"]}
-        )
+        rows |= tune(bench)
+        rows |= {f"ν = {nu}": {**ZERO, "algorithm.nu": nu} for nu in LEVELS if nu != ZERO["algorithm.nu"]}
         worlds = WORLDS
-    jobs = {f"{w}|{label}": (p, {**k, **row}) for w, (p, k) in worlds.items() for label, row in rows.items()}
-    found = bench.results(jobs, seeds)
-    show({w: {label: found[f"{w}|{label}"] for label in rows} for w in worlds}, "FedOAG-zero")
+    print(f"| world | {' | '.join(rows)} |\n|{'---|' * (len(rows) + 1)}")
+    for world, (preset, keys) in worlds.items():
+        found = bench.report(preset, {label: {**keys, PRECISION: "tf32", **own} for label, own in rows.items()})
+        print(row(world, found, "FedOAG-zero"), flush=True)
 
 
 if __name__ == "__main__":

@@ -338,9 +338,9 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
         if section == "data":
             mine = {key: keys.pop(key) for key in list(keys) if key in PARTITION_KEYS}
             built["partition"] = _validate(section, Partition, mine)
-            built[section] = Choice(name, _validate(section, cls, keys, also=PARTITION_KEYS | {"name"}))
+            built[section] = Choice(name, _validate(section, cls, keys, PARTITION_KEYS | {"name"}, f"{section} {name}"))
         else:
-            built[section] = Choice(name, _validate(section, cls, keys, also=frozenset({"name"})))
+            built[section] = Choice(name, _validate(section, cls, keys, frozenset({"name"}), f"{section} {name}"))
     _check_one_world(built)
     return Config(**built)
 
@@ -393,7 +393,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     return "".join(f"[{index}]" for index in location if isinstance(index, int))
 
 
-def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str] = frozenset()) -> Any:
+def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str] = frozenset(), whose: str = "") -> Any:
     """An instance of a section's class, or one line that says what is wrong."""
     types = registry.guarded(f"{section}: {cls.__name__}", cls, lambda: get_type_hints(cls, include_extras=True))
     fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -401,9 +401,8 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
     values = {}
     for key, value in keys.items():
         if key not in fields:
-            raise ConfigError(
-                f"{section}.{key}: unknown key{registry.nearest(key, allowed)}; [{section}] has {', '.join(allowed)}"
-            )
+            near, has = registry.nearest(key, allowed), whose or f"[{section}]"
+            raise ConfigError(f"{section}.{key}: unknown key{near}; {has} has {', '.join(allowed)}")
         _check_value(section, key, value, is_plugin=cls.__module__.partition(".")[0] != "otafl")
         try:
             values[key] = TypeAdapter(types[key]).validate_python(_tuples(value), strict=True)

@@ -103,10 +103,38 @@ def broadcasting(**changed: Any) -> Any:
     return end
 
 
+def carrying(**changed: Any) -> Any:
+    """What fresh devices have to send, with other arguments."""
+
+    def end(self: Any, state: Own, round: Any, params: Any, who: Any, updates: Any) -> Any:  # noqa: A002
+        given = {"devices": round.problem.devices(), "progress": updates, "reference": params}
+        round.carry(**given | {name: change(state) for name, change in changed.items()})
+
+    return end
+
+
+def test_carried_is_what_devices_had_and_what_they_learnt() -> None:
+    """(x_i + η p_i − reference)/η, on every engine; the reference engine leaves the devices as they are."""
+    for engine in ("reference", "batched", "preactivation"):
+        sim = simulated(Air, engine)
+        round_, devices = sim.round_at(0), sim.problem.devices()
+        devices.models.add_(torch.linspace(-1, 1, devices.models.numel(), dtype=torch.float64).view_as(devices.models))
+        models, reference = devices.models.clone(), 0.5 * sim.problem.initial
+        progress = round_.train(sim.problem.initial)
+        expected = (models - reference[:, None]) / round_.lr + progress.dense()
+        assert torch.allclose(round_.carry(devices, progress, reference).dense(), expected, rtol=0, atol=1e-10)
+        assert torch.equal(devices.models, models) == (not sim._engine.donates)
+
+
 @pytest.mark.parametrize("engine", ["reference", "preactivation"])
 @pytest.mark.parametrize(
     ("end", "line"),
     [
+        (carrying(devices=lambda s: s.devices), "with these devices already in this round"),
+        (carrying(devices=lambda s: s.params), "needs the state's otafl.Devices, without anchors"),
+        (carrying(progress=lambda s: s.params), r"needs what train\(\) returned, got a Tensor"),
+        (carrying(reference=lambda s: s.params[0]), r"a reference of shape \[2, \d+\] and torch.float64"),
+        (carrying(reference=lambda s: s.params.float()), "a reference of shape"),
         (trained_twice, "with these devices already in this round"),
         (handed_on, r"used up in this round; hand on what broadcast\(\) gives"),
         (measured_late, r"take norms and sums before round.broadcast\(\)"),

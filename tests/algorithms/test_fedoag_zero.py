@@ -266,5 +266,7 @@ def test_bias_oracle(lr: float) -> None:
     assert unsent > 0.1
     assert abs(mean - 0.5) < 5 * error
     assert error < 0.01
+    shipped, error, _ = server_mean(lr, 3.0)
+    assert abs(shipped - 0.499) < 5 * error < 0.002
     forgetful, error, _ = server_mean(lr, 1.0)
     assert forgetful < 0.5 - 5 * error

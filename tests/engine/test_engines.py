@@ -99,6 +99,12 @@ def test_learning_rate_schedules() -> None:
     training = make_config().training
     assert [training.lr_at(t) for t in (0, 10, 30)] == pytest.approx([0.1, 0.1 / math.sqrt(2), 0.05])
     assert make_config("fedoag", {"training.lr_schedule": "constant"}).training.lr_at(99) == 0.1
+    warm = make_config("fedoag", {"training.warmup": 4, "training.lr_schedule": "constant"}).training
+    assert [warm.lr_at(t) for t in range(6)] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+    both = make_config("fedoag", {"training.warmup": 4}).training
+    assert [both.lr_at(t) for t in (1, 3, 10)] == pytest.approx(
+        [0.05 / math.sqrt(1.1), training.lr_at(3), training.lr_at(10)]
+    )
 
 
 def test_paper_network_has_814090_parameters_and_starts_alike_everywhere(mnist: Any) -> None:

@@ -252,12 +252,7 @@ class Round:
                 f"{tuple(start.shape)}"
             )
         if reference is not None:
-            self._check_plain("train()", reference)
-            if reference.shape != (shape[0], size) or reference.dtype != start.dtype:
-                raise PluginError(
-                    f"algorithm {self._owner}: train() needs a reference of shape {[shape[0], size]} and {start.dtype}"
-                )
-            against = shared_reference(reference, shape[1])
+            against = self._against("train()", reference, start.dtype)
         if who is None:
             who = self.everyone if against is None or self._useful is None else self._useful
         check_mask(self._owner, "train()", who, shape)
@@ -287,19 +282,17 @@ class Round:
         Every device moves its own model by lr times its `progress`, which it has made elsewhere: from the server's
         model. Updates are (model − reference)/lr, with a reference [S, P]. `devices` may be overwritten.
         """
-        shape = self._check("carry()")
+        self._check("carry()")
         call = f"algorithm {self._owner}: carry()"
         if not isinstance(devices, Devices) or devices.anchors is not None:
             raise PluginError(f"{call} needs the state's otafl.Devices, without anchors")
         if not isinstance(progress, Updates):
             raise PluginError(f"{call} needs what train() returned, got a {type(progress).__name__}")
-        self._check_plain("carry()", reference)
-        if reference.shape != (shape[0], self.problem.num_params) or reference.dtype != devices.models.dtype:
-            raise PluginError(f"{call} needs a reference of shape {[shape[0], self.problem.num_params]}")
+        against = self._against("carry()", reference, devices.models.dtype)
         self._use(devices, "carry()")
         models = devices.models if self._engine.donates else devices.models.clone()
         progress.move(models)
-        return Updates(models, *shared_reference(reference, shape[1]), self.lr)
+        return Updates(models, *against, self.lr)
 
     def broadcast(
         self,
@@ -353,6 +346,14 @@ class Round:
                 raise PluginError(f"{call} needs {what} of shape {list(wanted)}{_of(dtype)}, got {got}")
         if unsent is not None and can_look(unsent) and not bool(((unsent >= 0) & (unsent <= 1)).all()):
             raise PluginError(f"{call}: unsent shares are from 0 to 1")
+
+    def _against(self, call: str, reference: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The pool and slots of a reference [S, P] for all devices."""
+        self._check_plain(call, reference)
+        shape = len(self._seeds), self._objective.num_params
+        if reference.shape != shape or reference.dtype != dtype:
+            raise PluginError(f"algorithm {self._owner}: {call} needs a reference of shape {list(shape)} and {dtype}")
+        return shared_reference(reference, self.problem.num_devices)
 
     def _use(self, devices: Devices, call: str, becomes_end: bool = True) -> None:
         """Devices whose models may become end points can be used once."""

@@ -65,8 +65,11 @@ def beside_bounds(found: Account, result: Result, path: Path) -> Path:
             else:
                 ax.plot([], [], color="black", label=f"{bound} = ∞")
             ax.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
-            rows += [(column, int(r), f"{value:.6g}", f"{limit:.6g}") for r, value in zip(at, mean, strict=True)]
-        write_csv(path, ("quantity", "round", "measured", "bound"), rows)
+            low, high = found.predicted.get(column, (np.nan, limit))
+            rows += [
+                (column, int(r), *(f"{v:.6g}" for v in (value, low, high))) for r, value in zip(at, mean, strict=True)
+            ]
+        write_csv(path, ("quantity", "round", "measured", "at_least", "at_most"), rows)
         return save(figure, path)
 
 

@@ -26,9 +26,15 @@ SYMBOLS = {
 TERMS = {"A": "initialisation", "B": "consensus", "C": "gradient noise and heterogeneity", "D": "receiver noise"}
 CONDITIONS = {"norm_bound": "Lemma 5", "descent": "Lemma 4", "consensus": "Lemma 6", "theorem": "Theorem 1"}
 WAITS = {
-    "share": "of what there is to send is not sent, if progress is across what waits … if it points the same way",
+    "unsent_share": "of what there is to send is not sent, if progress is across what waits … along it",
     "waiting": "rounds of progress that wait",
-    "forgotten": "of what there is to send is forgotten",
+    "forgotten_share": "of what there is to send is forgotten",
+}
+ZERO_TERMS = {
+    "A": "initialisation",
+    "B": "what waits",
+    "C": "what is forgotten, and local drift",
+    "D": "noise, of gradients and of the receiver",
 }
 MEASURED = {
     "staleness_mean": "mean staleness of the run (its first seed)",
@@ -154,8 +160,7 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
         raise ConfigError(
             "cell.cohort: FedOAG-zero's queues are predicted for devices that always take part; set it to 0"
         )
-    rounds, m = config.experiment.rounds, problem.taking_part
-    each = method.nu * m * np.sqrt(problem.symbol_energy_j / problem.noise_var_j)
+    each = method.nu * problem.num_devices * np.sqrt(problem.symbol_energy_j / problem.noise_var_j)
     sendable = each * np.abs(sim.worlds[0].coeff)
     mean_able = sendable.mean(0)
     learnt = _measured(result, "progress_share")
@@ -171,14 +176,11 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
         for aligned in (False, True)
     }
     for column, text in WAITS.items():
-        values = [float(getattr(found[aligned], column).mean()) for aligned in (False, True)]
-        if column == "share":
-            column, values = "unsent", [1 - value for value in values]
-        name = f"{column}_share" if column != "waiting" else column
-        report.predicted[name] = (min(values), max(values))
-        measured = _measured(result, name)
+        across, along = (float(getattr(found[aligned], column).mean()) for aligned in (False, True))
+        report.predicted[column] = (min(across, along), max(across, along))
+        measured = _measured(result, column)
         beside = "" if measured is None else f"; measured {measured:.3g}"
-        report.add(column, f"{values[0]:.2g} … {values[1]:.2g}", f"{text}{beside}")
+        report.add(column.removesuffix("_share"), f"{across:.2g} … {along:.2g}", f"{text}{beside}")
     heard = found[True].heard
     report.add(
         "heard", float(heard.mean()), f"of what devices learn, if it points one way; the worst {heard.min():.2g}"
@@ -187,21 +189,19 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
     constants = _constants(sim, result)
     for name, symbol in SYMBOLS.items():
         report.add(symbol, constants[name].value, constants[name].how)
-    smooth, bound = constants["smoothness"].value, constants["gradient_bound"].value ** 0.5
-    step = training.lr * training.local_steps
-    lost = 1 - float(heard.mean())
-    terms = {
-        "A": (2 * constants["initial_gap"].value / (step * rounds), "initialisation"),
-        "B": ((smooth * step * method.backlog * bound) ** 2, "what waits"),
-        "C": ((lost * bound + smooth * step * bound / 2) ** 2, "what is forgotten, and local drift"),
-        "D": (
-            smooth * step * (4 * method.backlog**2 + method.nu**2) * bound**2,
-            "noise, of gradients and of the receiver",
-        ),
-    }
-    for letter, (value, text) in terms.items():
-        report.add(f"({letter})", value, f"of the bound, {text}, at η_0")
-    report.bounds["grad_norm_sq"] = sum(value for value, _ in terms.values())
+    terms = backlog.bound(
+        smoothness=constants["smoothness"].value,
+        gradient=constants["gradient_bound"].value ** 0.5,
+        gap=constants["initial_gap"].value,
+        step=training.lr * training.local_steps,
+        rounds=config.experiment.rounds,
+        nu=method.nu,
+        limit=method.backlog,
+        lost=1 - float(heard.mean()),
+    )
+    for letter, text in ZERO_TERMS.items():
+        report.add(f"({letter})", terms[letter], f"of the bound, {text}, at η_0")
+    report.bounds["grad_norm_sq"] = sum(terms.values())
     report.add("sum", report.bounds["grad_norm_sq"], "bound on the mean of E‖∇F(x)‖²")
     return report
 

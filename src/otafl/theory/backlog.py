@@ -24,11 +24,11 @@ Array = NDArray[np.float64]
 class Queues:
     """Means over rounds, each [M]."""
 
-    share: Array
-    """θ: what is sent of what there is to send."""
+    unsent_share: Array
+    """1 − θ: what is not sent of what there is to send."""
     waiting: Array
     """What is left, in rounds of progress."""
-    forgotten: Array
+    forgotten_share: Array
     """What was forgotten of what there was to send."""
     heard: Array
     """What was sent over what was learnt."""
@@ -37,17 +37,30 @@ class Queues:
 def queues(sendable: Array, limit: float, aligned: bool, progress: float = 1.0) -> Queues:
     """The queues of devices that can send a_i^t, [T, M], and learn `progress` in every round.
 
-    >>> queues(np.full((100, 1), 2.0), limit=3.0, aligned=True).share
-    array([1.])
+    >>> queues(np.full((100, 1), 2.0), limit=3.0, aligned=True).unsent_share
+    array([0.])
     """
     left = np.zeros(sendable.shape[1])
-    share, waiting, forgotten = (np.zeros_like(sendable) for _ in range(3))
-    sent = np.zeros_like(sendable)
+    unsent, waiting, forgotten, sent = (np.zeros_like(sendable) for _ in range(4))
     for t, able in enumerate(sendable):
         whole = left + progress if aligned else np.hypot(left, progress)
         queue = np.minimum(whole, limit)
         sent[t] = np.minimum(queue, able)
-        share[t], forgotten[t] = sent[t] / queue, 1 - queue / whole
         left = queue - sent[t]
-        waiting[t] = left / progress
-    return Queues(share.mean(0), waiting.mean(0), forgotten.mean(0), sent.mean(0) / progress)
+        unsent[t], waiting[t], forgotten[t] = left / queue, left / progress, 1 - queue / whole
+    return Queues(unsent.mean(0), waiting.mean(0), forgotten.mean(0), sent.mean(0) / progress)
+
+
+def bound(
+    *, smoothness: float, gradient: float, gap: float, step: float, rounds: int, nu: float, limit: float, lost: float
+) -> dict[str, float]:
+    """Terms of the bound on the mean of E‖∇F(x^t)‖² (docs/algorithms/fedoag-zero.md, Convergence).
+
+    `gradient` is G, `gap` F(x⁰) − F*, `step` η s, `limit` b, and `lost` f, what is forgotten of what is learnt.
+    """
+    return {
+        "A": 2 * gap / (step * rounds),
+        "B": (smoothness * step * limit * gradient) ** 2,
+        "C": (lost * gradient + smoothness * step * gradient / 2) ** 2,
+        "D": smoothness * step * (4 * limit**2 + nu**2) * gradient**2,
+    }
