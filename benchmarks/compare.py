@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 import otafl
-from otafl.metrics import Ledger
-from otafl.rounds import Rounds
-from otafl.simulation import Simulation
+from otafl.core.metrics import Ledger
+from otafl.simulation.build import Simulation
+from otafl.simulation.graph import Rounds
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE / ".envs"

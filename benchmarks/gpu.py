@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import otafl
-from otafl.fold import run
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
+from otafl.simulation.run import run
 
 GAMMAS = (1e-10, 3e-10, 5e-10, 8e-10, 1e-9, 1.5e-9, 2e-9, 3e-9, 5e-9)
 MEMORYLESS = ("vanilla", "sca", "bb-interior", "bb-alternative", "opc", "lcpc", "air-feel")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import otafl
-from otafl.algorithms.truncated import above_threshold, heard_mean
+from otafl.algorithms.parts.truncated import above_threshold, heard_mean
 
 
 @dataclass(frozen=True)

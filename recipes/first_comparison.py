@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import otafl
-from otafl.config import load_config
+from otafl.config.schema import load_config
 from otafl.report.figures import LABELS, accuracy_over_rounds
 from otafl.report.statistics import estimate, last_accuracy, paired_difference
 from otafl.terminal import Progress

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from otafl.doors.sionna import CDL, TDL, ScenarioFading
 from otafl.errors import OtaflError
-from otafl.integrations.sionna import CDL, TDL, ScenarioFading
 from otafl.random import Streams
 from otafl.report.figures import drawing, save
 from otafl.world.channel import trajectory

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 import otafl
-from otafl.algorithms.base import Round
-from otafl.config import scaled_gamma
+from otafl.config.schema import scaled_gamma
+from otafl.core.round import Round
 from otafl.radio.csi import Reports
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 
 METHODS: dict[str, dict[str, Any]] = {
     "fedoag": {"algorithm.gamma": 5e-10, "training.lr": 0.1},

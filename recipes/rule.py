@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import otafl
-from otafl.experiments.paper import SEEDS
+from otafl.papers.fedoag.experiments import SEEDS
 from otafl.registry import load_plugin
 from otafl.report.statistics import compared, estimate, last_accuracy
 

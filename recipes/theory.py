@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 import otafl
-from otafl.config import scaled_gamma
+from otafl.config.schema import scaled_gamma
 from otafl.engine.models import TaskShape
+from otafl.papers.fedoag.theory.bounds import corollary_lr
+from otafl.papers.fedoag.theory.estimates import constants
+from otafl.papers.fedoag.theory.figures import distances, rate
 from otafl.report.figures import LABELS, STYLES
 from otafl.report.statistics import estimate
-from otafl.report.theory import distances, rate
-from otafl.simulation import Simulation
-from otafl.theory.bounds import corollary_lr
-from otafl.theory.estimates import constants
+from otafl.simulation.build import Simulation
 from otafl.world.data import MNIST
 
 OUT = Path("results")

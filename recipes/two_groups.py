@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 import otafl
+from otafl.papers.fedoag.theory.figures import distances
 from otafl.report.figures import STYLES, drawing, save, write_csv
-from otafl.report.theory import distances
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 
 PROBABILITIES = [0.9] * 20 + [0.05] * 10
 GAMMA = SYMBOL_ENERGY_J = 1e-9

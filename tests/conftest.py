@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from otafl import registry
-from otafl.config import Config, load_config
-from otafl.simulation import Simulation
+from otafl.config.schema import Config, load_config
+from otafl.simulation.build import Simulation
 from otafl.world.files import MNIST_FILES
 
 torch.set_num_threads(1)  # two test processes share two cores

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 import otafl
-from otafl import cli, registry, rundir
-from otafl.rundir import RunDirectory
+from otafl import cli, registry
+from otafl.runs import directory as rundir
+from otafl.runs.directory import RunDirectory
 from otafl.world.data import _image_dataset
 from tests.conftest import TINY, TINY_GAMMA
-from tests.test_rundir import unseal
+from tests.runs.test_directory import unseal
 
 Shell = Callable[..., tuple[int, str, str]]
 
@@ -242,7 +243,7 @@ class TestOutputDirectory:
         assert "cannot be written" in complaint(shell(*tiny(), "--out", "/proc/otafl-run"))
 
     def test_locked(self, shell: Shell) -> None:
-        from otafl.config import load_config
+        from otafl.config.schema import load_config
 
         config = load_config("stationary", {**TINY, "algorithm.gamma": TINY_GAMMA})
         with RunDirectory.open(Path("run"), config) as directory:
@@ -299,7 +300,7 @@ class TestResume:
             header = json.loads((folder / "checkpoint.json").read_text())
             header.pop("seal")
             header["config"] = "0" * 64
-            from otafl.rundir import _sealed
+            from otafl.runs.directory import _sealed
 
             (folder / "checkpoint.json").write_text(json.dumps(_sealed(header)))
         assert "belongs to another configuration" in complaint(shell(*self.arguments()))
@@ -311,7 +312,7 @@ class TestResume:
 
     def interrupt(self, shell: Shell) -> None:
         """End a run abruptly after three rounds."""
-        from otafl import fold
+        from otafl.simulation import run as fold
 
         real = fold.Simulation.step
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import otafl
-from otafl import memory
 from otafl.errors import ConfigError, DataError
-from otafl.result import read_run
+from otafl.runs.result import read_run
+from otafl.simulation import memory
 from otafl.world import files
 from otafl.world.files import IMAGE_FILES, MNIST_FILES
 from tests.conftest import TINY, TINY_GAMMA, make_config
@@ -99,7 +99,7 @@ def test_cpus_that_are_no_number(shell: Shell, option: list[str]) -> None:  # no
 
 
 def test_a_bug_is_one_line_and_a_log(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    from otafl import config
+    from otafl.config import schema as config
 
     def broken(*arguments: Any) -> Any:
         raise KeyError("nobody expected this")
@@ -250,7 +250,7 @@ def test_what_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_bytes", lambda: 6.0 * memory.GIB)
     for algorithm in ("fedoag", "fedavg", "sca", "fedoag-plus", "vanilla"):
         config = otafl.load_config("stationary", {"algorithm.name": algorithm})
-        memory.refuse_too_large(config, otafl.fold.choose_device("cpu"))
+        memory.refuse_too_large(config, otafl.simulation.run.choose_device("cpu"))
 
 
 MEASURED = {
@@ -269,7 +269,7 @@ import json, re, sys
 from pathlib import Path
 import torch, otafl
 torch.set_num_threads(1)
-from otafl.memory import estimate
+from otafl.simulation.memory import estimate
 from tests.conftest import make_config
 keys = json.loads(sys.argv[1])
 name = keys.pop("algorithm.name", "fedoag")
@@ -280,7 +280,7 @@ before = peak()
 config = make_config(name, keys)
 expected = sum(part.size for part in estimate(config))
 if "experiment.rounds" in keys and keys["experiment.rounds"] > 100:
-    otafl.simulation.Simulation(config, torch.device("cpu"))
+    otafl.simulation.build.Simulation(config, torch.device("cpu"))
 else:
     otafl.run(config, device="cpu")
 print(json.dumps([expected, peak() - before]))
@@ -307,7 +307,7 @@ class TestRay:
     NODES = ({"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": True, "Resources": {"CPU": 1.0, "GPU": 1.0}})
 
     def test_what_no_node_has_is_refused(self) -> None:
-        from otafl.integrations.ray import _check_resources
+        from otafl.studies.ray import _check_resources
 
         nodes: list[dict[str, Any]] = list(self.NODES)
         _check_resources(nodes, 2.0, 0.0)
@@ -370,8 +370,8 @@ def test_a_column_of_lists_in_a_parquet_file(tmp_path: Path, column: list[Any]) 
 
 def test_tuning_over_lists(tmp_path: Path) -> None:
     """An axis whose values are lists, searched and not."""
-    from otafl.experiments.sweep import parse_sweep
-    from otafl.experiments.tune import tune
+    from otafl.studies.sweep import parse_sweep
+    from otafl.studies.tune import tune
 
     keys = {**{k: v for k, v in TINY.items() if k != "model.hidden"}, "algorithm.gamma": TINY_GAMMA}
     for over in (["training.lr"], ["model.hidden"]):

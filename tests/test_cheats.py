@@ -15,8 +15,8 @@ from torch import Tensor
 
 import otafl
 from otafl import registry
-from otafl.algorithms.memoryless import State
-from otafl.algorithms.truncated import above_threshold, heard_mean
+from otafl.algorithms.parts.memoryless import State
+from otafl.algorithms.parts.truncated import above_threshold, heard_mean
 from otafl.conformance import check, world_of
 from otafl.engine.updates import Updates
 from otafl.errors import EnergyError, PluginError

@@ -8,9 +8,9 @@ import torch
 from common import Workload
 
 import otafl
-from otafl.metrics import Ledger
-from otafl.rounds import Rounds
-from otafl.simulation import Simulation
+from otafl.core.metrics import Ledger
+from otafl.simulation.build import Simulation
+from otafl.simulation.graph import Rounds
 
 work = Workload()
 fedoag = work.name == "ours_fedoag"

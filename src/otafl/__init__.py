@@ -15,16 +15,16 @@ from otafl._version import __version__
 from otafl.registry import register
 
 if TYPE_CHECKING:
-    from otafl.algorithms.base import Algorithm, Info, Problem, Round
-    from otafl.algorithms.memoryless import State
-    from otafl.algorithms.truncated import above_threshold, full_amplitude, heard_mean
-    from otafl.config import Config, load_config
+    from otafl.algorithms.parts.memoryless import State
+    from otafl.algorithms.parts.truncated import above_threshold, full_amplitude, heard_mean
+    from otafl.config.schema import Config, load_config
     from otafl.conformance import Finding, check
+    from otafl.core.contract import Algorithm, Info, Problem
+    from otafl.core.round import Round
     from otafl.engine.devices import Devices
     from otafl.engine.models import TaskShape
     from otafl.engine.updates import Updates
     from otafl.errors import OtaflError
-    from otafl.fold import run
     from otafl.radio.csi import Reports, View
     from otafl.radio.knowledge import Knowledge
     from otafl.radio.vectors import Vectors
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
     from otafl.report.compare import comparison
     from otafl.report.figures import accuracy_over_rounds
     from otafl.report.statistics import compared, estimate, final_accuracy, last_accuracy, paired_difference
-    from otafl.result import Result, read_run
-    from otafl.simulation import Simulation
+    from otafl.runs.result import Result, read_run
+    from otafl.simulation.build import Simulation
+    from otafl.simulation.run import run
     from otafl.world.channel import trajectory
     from otafl.world.data import Dataset, Split
 
 _HOMES = {
-    "Algorithm": "otafl.algorithms.base",
+    "Algorithm": "otafl.core.contract",
     "Reports": "otafl.radio.csi",
-    "Simulation": "otafl.simulation",
-    "State": "otafl.algorithms.memoryless",
+    "Simulation": "otafl.simulation.build",
+    "State": "otafl.algorithms.parts.memoryless",
     "Updates": "otafl.engine.updates",
     "accuracy_over_rounds": "otafl.report.figures",
     "compared": "otafl.report.statistics",
@@ -50,13 +51,13 @@ _HOMES = {
     "final_accuracy": "otafl.report.statistics",
     "last_accuracy": "otafl.report.statistics",
     "paired_difference": "otafl.report.statistics",
-    "read_run": "otafl.result",
+    "read_run": "otafl.runs.result",
     "trajectory": "otafl.world.channel",
-    "Info": "otafl.algorithms.base",
-    "Problem": "otafl.algorithms.base",
-    "Round": "otafl.algorithms.base",
-    "Config": "otafl.config",
-    "load_config": "otafl.config",
+    "Info": "otafl.core.contract",
+    "Problem": "otafl.core.contract",
+    "Round": "otafl.core.round",
+    "Config": "otafl.config.schema",
+    "load_config": "otafl.config.schema",
     "Finding": "otafl.conformance",
     "check": "otafl.conformance",
     "TaskShape": "otafl.engine.models",
@@ -64,13 +65,13 @@ _HOMES = {
     "Knowledge": "otafl.radio.knowledge",
     "Devices": "otafl.engine.devices",
     "Vectors": "otafl.radio.vectors",
-    "above_threshold": "otafl.algorithms.truncated",
-    "full_amplitude": "otafl.algorithms.truncated",
-    "heard_mean": "otafl.algorithms.truncated",
+    "above_threshold": "otafl.algorithms.parts.truncated",
+    "full_amplitude": "otafl.algorithms.parts.truncated",
+    "heard_mean": "otafl.algorithms.parts.truncated",
     "View": "otafl.radio.csi",
     "Streams": "otafl.random",
-    "Result": "otafl.result",
-    "run": "otafl.fold",
+    "Result": "otafl.runs.result",
+    "run": "otafl.simulation.run",
     "Dataset": "otafl.world.data",
     "Split": "otafl.world.data",
 }

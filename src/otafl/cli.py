@@ -180,7 +180,7 @@ def run(
     plugin: Plugins = None,
 ) -> int:
     """Run a configuration; the same command continues an interrupted run."""
-    from otafl.config import load_config
+    from otafl.config.schema import load_config
 
     _check_out(out)
     chosen = _parsed(overrides)
@@ -188,8 +188,8 @@ def run(
         chosen["experiment.seeds"] = parse_seeds(seeds)
     resolved = load_config(config, chosen)
 
-    from otafl.fold import Interrupted, choose_device, default_directory, fresh_directory
-    from otafl.fold import run as run_config
+    from otafl.simulation.run import Interrupted, choose_device, default_directory, fresh_directory
+    from otafl.simulation.run import run as run_config
 
     choose_device(device)
     folder = Path(out) if out is not None else default_directory(resolved)
@@ -221,7 +221,7 @@ def sweep(
     plugin: Plugins = None,
 ) -> int:
     """Run every combination of a sweep file; the same command does what is missing."""
-    from otafl.experiments.sweep import load_sweep
+    from otafl.studies.sweep import load_sweep
 
     _check_out(out)
     chosen = _parsed(overrides)
@@ -229,8 +229,8 @@ def sweep(
         chosen["experiment.seeds"] = parse_seeds(seeds)
     asked = load_sweep(file, chosen)
 
-    from otafl.experiments.conduct import Executor, conduct
-    from otafl.experiments.study import Study
+    from otafl.studies.conduct import Executor, conduct
+    from otafl.studies.study import Study
 
     study = Study(Path(out) if out is not None else Path("sweeps") / asked.name, asked)
     outcome = conduct(study, device, Executor(executor, workers, address, cpus, gpus))
@@ -255,13 +255,13 @@ def tune(
     plugin: Plugins = None,
 ) -> int:
     """Choose hyper-parameters on the validation set, by the same rule and budget for every method."""
-    from otafl.experiments.sweep import load_sweep
+    from otafl.studies.sweep import load_sweep
 
     _check_out(out)
     asked = load_sweep(file, _parsed(overrides))
 
-    from otafl.experiments import tune as tuning
-    from otafl.experiments.conduct import Executor
+    from otafl.studies import tune as tuning
+    from otafl.studies.conduct import Executor
 
     folder = Path(out) if out is not None else Path("sweeps") / f"{asked.name}-tune"
     found = tuning.tune(asked, folder, file, device=device, executor=Executor(executor, workers, address, cpus, gpus))
@@ -285,7 +285,7 @@ def compare(
     """Compare finished runs with the first: levels, paired differences by seed, and what cannot be told."""
     from otafl.report.compare import comparison
     from otafl.report.runs import expand, names
-    from otafl.result import read_run
+    from otafl.runs.result import read_run
 
     if level is not None and not 0 <= level <= 100:
         raise ConfigError(f"--level {level:g}: give an accuracy in percent")
@@ -305,10 +305,10 @@ def report(
 ) -> None:
     """Write one HTML page about finished runs that opens offline."""
     _check_out(out)
-    from otafl.report.html import report as page
+    from otafl.report.page import report as page
     from otafl.report.runs import expand, names
-    from otafl.result import read_run
-    from otafl.rundir import publish
+    from otafl.runs.directory import publish
+    from otafl.runs.result import read_run
 
     paths = expand(runs)
     results = [read_run(path) for path in paths]
@@ -332,17 +332,17 @@ def theory(
 ) -> None:
     """What the paper's analysis says about a configuration, term by term, and beside it what a run measured."""
     _check_out(out)
-    from otafl.config import load_config
+    from otafl.config.schema import load_config
 
     chosen = load_config(config, _parsed(overrides))
 
     import torch
 
-    from otafl.identity import sources
-    from otafl.result import read_run
-    from otafl.rundir import same_sources
-    from otafl.simulation import Simulation
-    from otafl.theory.account import account
+    from otafl.papers.fedoag.theory.account import account
+    from otafl.runs.directory import same_sources
+    from otafl.runs.identity import sources
+    from otafl.runs.result import read_run
+    from otafl.simulation.build import Simulation
 
     result = read_run(run) if run is not None else None
     if result is not None and result.config.digest != chosen.digest:
@@ -357,7 +357,7 @@ def theory(
     for warning in found.warnings:
         print(f"otafl: {warning}", file=sys.stderr)
     if result is not None:
-        from otafl.report.theory import beside_bounds
+        from otafl.papers.fedoag.theory.figures import beside_bounds
 
         print(f"figure {beside_bounds(found, result, Path(out))}")
 
@@ -395,7 +395,7 @@ def _check_out(out: str | None) -> None:
 
 def _parsed(overrides: list[str] | None) -> dict[str, Any]:
     """What `--set` says."""
-    from otafl.config import parse_override
+    from otafl.config.schema import parse_override
 
     return dict(parse_override(text) for text in overrides or [])
 
@@ -425,7 +425,7 @@ def list_(
 
 def _list_algorithms() -> None:
     """Methods with what they know: the paper's Table 1."""
-    from otafl.report.table1 import declared, marks
+    from otafl.papers.fedoag.table1 import declared, marks
 
     print(f"  {'':<16} {'channel h_i':^16} {'statistics Λ_i':^16}")
     print(f"  {'':<16} {'server':^8}{'device':^8} {'server':^8}{'device':^8} {'fading':<18}")
@@ -463,13 +463,13 @@ def reproduce(
 ) -> int:
     """Make the paper's figures and tables again, ours beside its claims; the same command continues."""
     if what == ["table1"] and out is None:
-        from otafl.report.table1 import table1
+        from otafl.papers.fedoag.table1 import table1
 
         print(table1())
         return 0
     _check_out(out)
-    from otafl.experiments.conduct import Executor
-    from otafl.experiments.reproduce import reproduce as make
+    from otafl.papers.fedoag.reproduce import reproduce as make
+    from otafl.studies.conduct import Executor
 
     started = time.monotonic()
     folder = Path(out) if out is not None else Path("reproduction-quick" if quick else "reproduction")
@@ -485,7 +485,7 @@ def _entries(kind: str) -> list[tuple[str, str]]:
     from otafl import registry
 
     if kind == "presets":
-        from otafl.presets import PRESETS
+        from otafl.config.presets import PRESETS
 
         return [(name, preset.summary) for name, preset in PRESETS.items()]
     return [(name, registry.summary(kind, name)) for name in registry.names(kind)]
@@ -562,7 +562,7 @@ def doctor() -> None:
 
 def parse_seeds(text: str) -> list[int]:
     """`0-4` or `0,2,5` as a list."""
-    from otafl.config import MOST_SEEDS
+    from otafl.config.schema import MOST_SEEDS
 
     try:
         seeds: list[int] = []

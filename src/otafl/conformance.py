@@ -19,18 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otafl.algorithms.base import MOST_REPORTS, Round
-from otafl.config import PAPER_PARAMS, Config, load_config
+from otafl.config.schema import PAPER_PARAMS, Config, load_config
+from otafl.core.round import MOST_REPORTS, Round
+from otafl.core.state import copied, tensors_of
 from otafl.errors import ConfigError
-from otafl.fold import run
 from otafl.radio.air import Air, Reception
 from otafl.radio.csi import Reports, View
 from otafl.radio.knowledge import OWN, Quantity
 from otafl.random import Streams
 from otafl.registry import in_a_line
-from otafl.result import Result
-from otafl.simulation import Simulation
-from otafl.state import copied, tensors_of
+from otafl.runs.result import Result
+from otafl.simulation.build import Simulation
+from otafl.simulation.run import run
 from otafl.units import linear_to_db
 from otafl.world.channel import Trajectory, combined, trajectory
 

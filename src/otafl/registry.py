@@ -62,9 +62,9 @@ BUILTIN: dict[str, dict[str, str]] = {
         "log-normal": "otafl.world.fading:LogNormal",
         "suzuki": "otafl.world.fading:Suzuki",
         "measured": "otafl.world.measured:MeasuredFading",
-        "sionna-tdl": "otafl.integrations.sionna:TDL",
-        "sionna-cdl": "otafl.integrations.sionna:CDL",
-        "sionna-38901": "otafl.integrations.sionna:ScenarioFading",
+        "sionna-tdl": "otafl.doors.sionna:TDL",
+        "sionna-cdl": "otafl.doors.sionna:CDL",
+        "sionna-38901": "otafl.doors.sionna:ScenarioFading",
         "none": "otafl.world.fading:NoFading",
     },
     "mobility": {

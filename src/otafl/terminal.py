@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from otafl.errors import say
 
 if TYPE_CHECKING:
-    from otafl.config import Config
-    from otafl.result import Result
+    from otafl.config.schema import Config
+    from otafl.runs.result import Result
 
 SECONDS_BETWEEN_LINES = 15.0  # progress lines where there is no terminal
 

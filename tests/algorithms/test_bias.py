@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from otafl.power import constant, sca
+from otafl.algorithms.design import constant, sca
 from tests.algorithms.test_fedoag import p_weighted_world
 from tests.conftest import make_quadratic, simulate
 

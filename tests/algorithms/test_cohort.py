@@ -12,7 +12,7 @@ import otafl
 from otafl.errors import ConfigError, PluginError
 from otafl.random import Streams
 from otafl.registry import BUILTIN
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 from otafl.world.placement import Cell
 from tests.conftest import make_config, simulate
 

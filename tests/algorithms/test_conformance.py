@@ -15,7 +15,7 @@ from otafl.conformance import CHECKS, world_of
 from otafl.engine.updates import Updates
 from otafl.errors import InformationError
 from otafl.radio.knowledge import QUANTITIES
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 from tests.conftest import make_config, simulate
 
 ALGORITHMS = sorted(registry.BUILTIN["algorithms"])

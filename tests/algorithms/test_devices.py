@@ -10,7 +10,7 @@ from torch import Tensor
 
 import otafl
 from otafl.errors import PluginError
-from otafl.simulation import own_models
+from otafl.simulation.build import own_models
 from tests.conftest import TINY_GAMMA, make_config, simulate
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 from tests.algorithms.test_fedoag import NOISE_FREE
 from tests.conftest import make_config, simulate
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otafl.radio.link import inversion_threshold
 from otafl.random import Streams
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 from tests.conftest import TINY_GAMMA, make_config, make_quadratic, simulate
 
 NOISE_FREE = {"radio.noise_dbm_hz": float("-inf")}

@@ -11,7 +11,7 @@ from torch import Tensor
 from otafl.algorithms.fedoag_plus import median
 from otafl.engine.updates import Updates
 from otafl.radio.csi import Reports
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 from tests.algorithms.test_fedoag import NOISE_FREE, noise, rounds
 from tests.conftest import TINY_GAMMA, make_config, make_quadratic, simulate
 

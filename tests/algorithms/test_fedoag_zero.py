@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from otafl.conformance import check
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 from tests.algorithms.test_fedoag import NOISE_FREE, noise, p_weighted_world
 from tests.conftest import make_config, make_quadratic, simulate
 

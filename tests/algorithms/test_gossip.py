@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import otafl
-from otafl.algorithms.base import Problem
-from otafl.algorithms.threshold import SPEED, first_gamma, next_gamma
+from otafl.algorithms.parts.threshold import SPEED, first_gamma, next_gamma
+from otafl.core.contract import Problem
+from otafl.core.state import tensors_of
 from otafl.errors import OtaflError
-from otafl.simulation import Simulation
-from otafl.state import tensors_of
+from otafl.simulation.build import Simulation
 from tests.algorithms.test_fedoag import NOISE_FREE, noise, rounds
 from tests.conftest import TINY_GAMMA, make_config, make_quadratic, simulate
 

@@ -9,11 +9,11 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
+from otafl.algorithms.design import constant, sca
 from otafl.algorithms.opc import best_scale
-from otafl.power import constant, sca
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
+from tests.algorithms.design.test_sca import PLACES_M
 from tests.conftest import TINY_PARAMS, make_config, simulate
-from tests.power.test_sca import PLACES_M
 
 NOISE_FREE = {"radio.noise_dbm_hz": float("-inf")}
 MANY = {"experiment.rounds": 1500, "experiment.seeds": [0], "cell.devices": 6, "training.local_steps": 1}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import otafl
 from otafl.errors import PluginError
-from otafl.simulation import Simulation
+from otafl.simulation.build import Simulation
 from tests.algorithms.small_methods import SMALL, State, TopK
 from tests.conftest import TINY_GAMMA, TINY_PARAMS, make_config, simulate
 

@@ -92,7 +92,7 @@ def test_devices_that_are_never_heard_again_need_no_training(algorithm: str) -> 
             return engine(work)
 
         sim._engine.train = counting  # type: ignore[method-assign]
-        from otafl.fold import _fold
+        from otafl.simulation.run import _fold
 
         results[skip] = _fold(sim, None, None)
         trained[skip] = count

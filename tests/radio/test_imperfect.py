@@ -11,11 +11,11 @@ from torch import Tensor
 from otafl.engine.devices import Anchors, Devices
 from otafl.engine.updates import Updates, shared_reference
 from otafl.errors import ConfigError
-from otafl.fold import run
 from otafl.radio.air import Air, Channel
 from otafl.radio.imperfect import Imperfections
 from otafl.radio.noise import addressed_noise
 from otafl.random import Streams
+from otafl.simulation.run import run
 from tests.conftest import make_config, make_quadratic, simulate
 
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from scipy import stats
 
 import otafl
 from otafl.errors import ConfigError
-from otafl.report.html import report
-from otafl.result import read_run
-from otafl.theory.account import account
+from otafl.papers.fedoag.theory.account import account
+from otafl.report.page import report
+from otafl.runs.result import read_run
 from otafl.world.channel import combined, combined_prob, trajectory
 from otafl.world.fading import Rayleigh
 from otafl.world.mobility import Static

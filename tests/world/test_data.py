@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otafl.config import load_config
+from otafl.config.schema import load_config
 from otafl.errors import ConfigError, DataError
 from otafl.world import files
 from otafl.world.data import MNIST, Digits, Quadratic, Synthetic

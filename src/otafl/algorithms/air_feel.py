@@ -6,7 +6,7 @@ X. Cao, G. Zhu, J. Xu, Z. Wang, S. Cui, "Optimized Power Control Design for Over
     x̂_i = r_i(|h_i|) e^{−j arg h_i} u_i,   D̂ = (a/m) (Σ h_i x̂_i + z),   b_i = a |h_i| r_i = min(c_i, a √(d E_s) |h_i|)
 
     biased:    c_i = 1, a minimises Σ E(b_i − 1)² + ν a²
-    unbiased:  c_i with E b_i = 1, a minimises Σ (E b_i² − 1) + ν a² where that is possible (`otafl.power.unbiased`)
+    unbiased:  c_i with E b_i = 1, a minimises Σ (E b_i² − 1) + ν a² where that is possible (`design.unbiased`)
 
 Knows: Λ_i of round 0 at the server, its own h at each device.
 Does not know: h at the server, statistics at the devices.
@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.truncated import full_amplitude
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, reach, send
-from otafl.power import constant, unbiased
+from otafl.algorithms.design import constant, unbiased
+from otafl.algorithms.parts.memoryless import State, move
+from otafl.algorithms.parts.truncated import full_amplitude
+from otafl.algorithms.parts.uplink import NormLimit, Norms, bound_norms, reach, send
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 

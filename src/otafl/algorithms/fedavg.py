@@ -14,8 +14,9 @@ Departures: weights are uniform, not proportional to data.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.memoryless import State
+from otafl.algorithms.parts.memoryless import State
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.radio.knowledge import Knowledge
 
 

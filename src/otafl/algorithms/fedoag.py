@@ -21,10 +21,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.gossip import Keeping, State, active_now, anchors_of, first_state, stored
-from otafl.algorithms.threshold import Threshold, next_gamma
-from otafl.algorithms.truncated import above_threshold, heard_mean
+from otafl.algorithms.parts.gossip import Keeping, State, active_now, anchors_of, first_state, stored
+from otafl.algorithms.parts.threshold import Threshold, next_gamma
+from otafl.algorithms.parts.truncated import above_threshold, heard_mean
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 

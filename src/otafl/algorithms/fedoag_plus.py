@@ -24,10 +24,11 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.gossip import Keeping, State, active_now, anchors_of, first_state, stored
-from otafl.algorithms.threshold import Threshold, next_gamma
-from otafl.algorithms.truncated import above_threshold
+from otafl.algorithms.parts.gossip import Keeping, State, active_now, anchors_of, first_state, stored
+from otafl.algorithms.parts.threshold import Threshold, next_gamma
+from otafl.algorithms.parts.truncated import above_threshold
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.radio.csi import Reports, View
 from otafl.radio.knowledge import Knowledge
 

@@ -26,8 +26,9 @@ import torch
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import full_amplitude
+from otafl.algorithms.parts.truncated import full_amplitude
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.engine.devices import Devices
 from otafl.radio.knowledge import Knowledge
 

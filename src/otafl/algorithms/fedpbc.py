@@ -19,8 +19,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import Gamma, above_threshold
+from otafl.algorithms.parts.truncated import Gamma, above_threshold
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.engine.devices import Devices
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge

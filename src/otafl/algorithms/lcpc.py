@@ -5,7 +5,7 @@ Named beside OPC in the FedOAG paper's Table 1; its exact form is not public, so
     truncate:  truncated inversion with a common γ,        a_i = γ where |h_i| ≥ γ/√(d E_s)
     clip:      inversion up to full power, a constant a,   a_i = min(1/a, √(d E_s) |h_i|)
 
-Both minimise the expected error of the mean (`otafl.power.constant`); D̂ = (a/m) (Σ a_i u_i + z), or, renormalised, with
+Both minimise the expected error of the mean (`design.constant`); D̂ = (a/m) (Σ a_i u_i + z), or, renormalised, with
 the sum of the expected amplitudes in place of m/a, so that the expected weights sum to 1.
 
 Knows: Λ_i of round 0 at the server, its own h at each device.
@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.truncated import full_amplitude
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, reach, send
-from otafl.power import constant
+from otafl.algorithms.design import constant
+from otafl.algorithms.parts.memoryless import State, move
+from otafl.algorithms.parts.truncated import full_amplitude
+from otafl.algorithms.parts.uplink import NormLimit, Norms, bound_norms, reach, send
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 

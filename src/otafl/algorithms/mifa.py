@@ -20,8 +20,9 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.truncated import Gamma, above_threshold
+from otafl.algorithms.parts.truncated import Gamma, above_threshold
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.engine.updates import Updates, own_references
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge

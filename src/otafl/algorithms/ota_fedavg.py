@@ -20,9 +20,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.memoryless import State
-from otafl.algorithms.truncated import Gamma, above_threshold, heard_mean
+from otafl.algorithms.parts.memoryless import State
+from otafl.algorithms.parts.truncated import Gamma, above_threshold, heard_mean
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 

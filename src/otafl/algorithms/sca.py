@@ -2,7 +2,7 @@
 
 F. M. A. Abrar and N. Michelusi, "Non-convex over-the-air heterogeneous federated learning: a bias-variance trade-off"
 (arXiv 2510.26722) and its predecessors (2403.19849, 2503.06078), named after the successive convex approximation
-that finds the pre-scalers (`otafl.power.sca` has the bound and the solvers):
+that finds the pre-scalers (`otafl.algorithms.design.sca` has the bound and the solvers):
 
     χ_i = 1{|h_i| ≥ γ_i/√(d E_s)},   x̂_i = χ_i (γ_i/h_i) u_i,   D̂ = (1/α) (Σ h_i x̂_i + z),   α = Σ E[γ_i χ_i]
 
@@ -21,11 +21,12 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.truncated import full_amplitude
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, reach, send
-from otafl.power import sca
+from otafl.algorithms.design import sca
+from otafl.algorithms.parts.memoryless import State, move
+from otafl.algorithms.parts.truncated import full_amplitude
+from otafl.algorithms.parts.uplink import NormLimit, Norms, bound_norms, reach, send
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 

@@ -18,10 +18,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from otafl.algorithms.base import Info, Problem, Round
-from otafl.algorithms.memoryless import State, move
-from otafl.algorithms.truncated import full_amplitude
-from otafl.algorithms.uplink import NormLimit, Norms, bound_norms, send
+from otafl.algorithms.parts.memoryless import State, move
+from otafl.algorithms.parts.truncated import full_amplitude
+from otafl.algorithms.parts.uplink import NormLimit, Norms, bound_norms, send
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
 from otafl.errors import ConfigError
 from otafl.radio.knowledge import Knowledge
 

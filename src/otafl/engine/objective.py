@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from otafl.engine.head import find_head
+from otafl.engine.fast.head import find_head
 from otafl.engine.models import seeded_build
 from otafl.errors import PluginError
 from otafl.random import Streams

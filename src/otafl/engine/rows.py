@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from otafl.engine import kernels
+from otafl.engine.fast import kernels
 
 SMALL = 4096  # parameters of models that are blended all at once
 

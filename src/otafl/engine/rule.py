@@ -18,7 +18,7 @@ Unrolled, the displacement is linear in the gradients: with δ = λ + ρ and u =
     p_kj = μ p_{k−1,j} − δ η a_kj,  p_kk = 1,    q_k = μ q_{k−1} − δ η b_k + 1
     a_{k+1,j} = a_kj + p_kj,                     b_{k+1} = b_k + q_k
 
-which is how pre-activation space does it (`otafl.engine.preactivation`).
+which is how pre-activation space does it (`otafl.engine.fast.preactivation`).
 
 Knows: numbers of a rule.
 Does not know: models, engines.

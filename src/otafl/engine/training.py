@@ -1,7 +1,7 @@
 """Local training: s steps of SGD on every device, by a readable reference and by an engine for any model.
 
 All engines must agree: float64 to 1e-9. The fastest, for models that begin with a linear layer, is in
-`otafl.engine.preactivation`.
+`otafl.engine.fast.preactivation`.
 
 Knows: the objective, batches, learning rates.
 Does not know: channels, methods, what becomes of the updates.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from otafl.engine import kernels
+from otafl.engine.fast import kernels
 from otafl.engine.rows import Rows, all_rows, rows_of
 from otafl.errors import PluginError
 from otafl.radio.vectors import Vectors

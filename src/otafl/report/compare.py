@@ -18,7 +18,7 @@ from otafl.report.statistics import (
     rounds_to_reach,
     verdict,
 )
-from otafl.result import Result
+from otafl.runs.result import Result
 
 
 def same_world(one: Result, other: Result) -> bool:

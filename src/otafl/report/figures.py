@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from otafl.errors import OtaflError
 from otafl.report.statistics import error_bar, error_bar_text, estimate, last_accuracy
-from otafl.result import Result
-from otafl.rundir import publish
+from otafl.runs.directory import publish
+from otafl.runs.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from otafl.config import Config
+from otafl.config.schema import Config
 from otafl.disk import readable
 from otafl.errors import OtaflError, RunDirectoryError
 

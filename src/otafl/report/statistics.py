@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otafl.result import Result, first_averaged
+from otafl.runs.result import Result, first_averaged
 
 LEVEL = 0.05
 """The rate at which a whole table may contain a verdict where there is no difference."""

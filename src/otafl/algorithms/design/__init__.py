@@ -1,0 +1,1 @@
+"""Power control solved beforehand, as pure functions on arrays."""

@@ -1,0 +1,37 @@
+"""What the memoryless over-the-air methods share: all devices start from x^t, and x^{t+1} = x^t + η D̂.
+
+Where nobody is heard the server keeps x^t, if it can know: with norms "clip" it cannot, and applies the noise.
+
+Knows: what was received.
+Does not know: how a method chooses amplitudes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otafl.algorithms.parts.uplink import Received
+from otafl.core.contract import Info
+from otafl.core.round import Round
+
+
+@dataclass(frozen=True)
+class State:
+    """What the next round needs."""
+
+    params: Tensor
+    """x^t, [S, P]."""
+
+
+def move(round: Round, params: Tensor, received: Received, rescale: Tensor) -> tuple[State, Info]:  # noqa: A002
+    """x^{t+1} = x^t + η G c (Σ a_i u_i + z), with c = `rescale` [S]; x^t where the server knows of nobody."""
+    bounded = received.bounded
+    factor = torch.where(bounded.known, bounded.limit * rescale, 0.0)
+    update = received.sum * factor[:, None].to(received.sum.dtype)
+    return State(params + round.lr * update), Info(
+        active=bounded.who,
+        norm_bound=bounded.limit,
+        weights=factor[:, None] * received.arrived,
+        noise_std=factor * round.problem.noise_var_j**0.5,
+    )

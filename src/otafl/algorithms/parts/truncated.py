@@ -1,0 +1,73 @@
+"""FedOAG's uplink, lines 10–18 of its Algorithm 1: truncated channel inversion, and the handshake that bounds norms.
+
+    A = {i : |h_i| ≥ γ/√(d E_s)},   B = max_{i∈A} ‖Δ_i‖,   x̂_i = (γ/h_i) Δ_i/B
+    mean_{i∈A} Δ_i ≈ B/(γ|A|) (Σ_{i∈A} h_i x̂_i + z)
+
+‖x̂_i‖ ≤ γ/|h_i| ≤ √(d E_s): the energy limit holds surely. The server learns who is active, and the norms.
+
+Knows: the uplink, norms, the devices' own channels.
+Does not know: what the vectors are, what the server does with their mean.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from otafl.core.contract import Problem
+from otafl.core.round import Round
+from otafl.engine.updates import Updates
+from otafl.radio.csi import View
+
+SMALLEST_GAMMA = 1e-25
+Gamma = Annotated[float, Ge(SMALLEST_GAMMA), Le(1e6)]
+"""The pre-scalar; beyond these bounds a received signal in float32 would under- or overflow."""
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The mean of the active devices' vectors, as the server recovers it."""
+
+    mean: Tensor
+    """[S, P], with noise; meaningless where nobody was active."""
+    who: Tensor
+    """Devices that reported, bool [S, M]."""
+    norm_bound: Tensor
+    """B, [S]."""
+    weights: Tensor
+    """1/|A| for the active devices, [S, M]."""
+    noise_std: Tensor
+    """Of the mean, per coordinate, [S]."""
+    signal_energy: Tensor
+    """Σ_i ‖γ Δ_i/B‖², what arrived but for the products of different devices' vectors, [S]."""
+
+
+def full_amplitude(h: Tensor, problem: Problem) -> Tensor:
+    """√(d E_s) |h_i|: what arrives of a unit vector sent at full energy."""
+    return h.abs() * math.sqrt(problem.num_params * problem.symbol_energy_j)
+
+
+def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Tensor:
+    """Line 10: A, a mask, known to the devices; γ may be [S, 1]."""
+    return full_amplitude(device.h, problem) >= gamma
+
+
+def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tensor) -> Heard:  # noqa: A002
+    """Lines 12–18: the devices `who` report norms, learn B, and send; γ may be [S]."""
+    reports = round.report(vectors.norms(who), who)
+    bound, count = reports.max(), reports.count()
+    scale = (torch.where(bound > 0, 1 / bound, 0.0) * gamma)[:, None]  # if all norms are 0, nothing is sent
+    sent = torch.where(who, scale, 0.0)
+    received = round.uplink(vectors, sent / torch.where(who, round.device.h, 1.0), who)  # Σ γ Δ_i/B + z
+    rescale = bound / gamma / count.clamp(min=1)
+    return Heard(
+        mean=received * rescale[:, None].to(received.dtype),
+        who=reports.who,
+        norm_bound=bound,
+        weights=rescale[:, None] * sent,
+        noise_std=rescale * round.problem.noise_var_j**0.5,
+        signal_energy=(scale * reports.values).square().sum(-1),
+    )

@@ -1,0 +1,1 @@
+"""What a run is: its configuration, typed and validated, and the presets."""

@@ -1,0 +1,477 @@
+"""A run's configuration: typed, validated, TOML in and out.
+
+A section's schema is the fields of the class it chooses. Every default is the paper's stationary setting, so an
+empty file is a valid configuration; presets are what differs from it.
+
+Knows: sections, keys, presets.
+Does not know: how a run is carried out.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
+
+from otafl import registry
+from otafl.config.presets import PRESETS, Layer
+from otafl.disk import content_of
+from otafl.engine.rule import LocalRule
+from otafl.errors import ConfigError, PluginError
+from otafl.radio.imperfect import Imperfections
+from otafl.radio.link import LinkBudget
+from otafl.world.partition import Partition
+from otafl.world.placement import Cell
+
+Record = Literal["server", "mean", "consensus", "gradient", "validation"]
+MOST_SEEDS = 1000
+LARGEST, SMALLEST = 1e30, 1e-100  # sizes of numbers: with others, the library's own formulas would leave float64
+DEEPEST = 8  # lists within lists
+PAPER_PARAMS = 814_090  # d of the paper's network, for which its γ was chosen
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """How long, how often, what is recorded."""
+
+    name: str = "stationary"
+    """First part of the default run directory's name."""
+    rounds: Annotated[int, Ge(1), Le(10**7)] = 800
+    """T; paper: 800."""
+    seeds: Annotated[tuple[Annotated[int, Ge(0), Lt(2**32)], ...], MinLen(1), MaxLen(MOST_SEEDS)] = (0, 1, 2, 3, 4)
+    """Each seed is a world, a partition, an initial model and noise of its own; paper: five repetitions."""
+    eval_every: Annotated[int, Ge(1)] = 10
+    """Rounds between recorded rows; the first and the last model are always recorded."""
+    record: tuple[Record, ...] = ("server",)
+    """x^t always; on request x̄^t ("mean"), "consensus" distance, "gradient" norm, "validation" scores."""
+    checkpoint_s: Annotated[float, Gt(0)] = 60.0
+    """Seconds between checkpoints."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"experiment.seeds = {list(self.seeds)}: a seed is named twice")
+        if not self.name or not all(c.isalnum() or c in "-_." for c in self.name) or self.name[0] == ".":
+            raise ConfigError(f"experiment.name = {self.name!r}: use letters, digits, '-', '_' and '.'")
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local training."""
+
+    local_steps: Annotated[int, Ge(1), Le(10**5)] = 10
+    """s; paper: 10."""
+    batch_size: Annotated[int, Ge(1), Le(10**6)] = 32
+    """Images of a mini-batch; paper: 32."""
+    batches: Literal["per_step", "per_round"] = "per_step"
+    """A fresh mini-batch per step, or one per round for all its steps (Algorithm 1 to the letter)."""
+    lr: Annotated[float, Gt(0), Le(1e30)] = 0.1
+    """η_0; paper: searched over 0.1 … 0.0003."""
+    lr_schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
+    """η_t = η_0/√(1 + t/10), or η_0."""
+    warmup: Annotated[int, Ge(0), Le(10**6)] = 0
+    """Rounds in which η_t rises to that: times (t + 1)/warmup."""
+    engine: Literal["auto", "preactivation", "batched", "reference"] = "auto"
+    """Pre-activation space where the model allows it and it pays, else "batched"; or the readable loop."""
+    precision: Literal["float32", "tf32", "float64"] = "float32"
+    """Of models and training ("tf32": products on a GPU; else as float32); channel algebra is always float64."""
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """μ of local SGD; velocities start at zero in every round."""
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    """λ: every local step adds λ w to the gradient."""
+    proximal: Annotated[float, Ge(0)] = 0.0
+    """ρ: every local step adds ρ (w − w_0), w_0 the model that the round's local work starts from (FedProx)."""
+    clip: Annotated[float, Gt(0)] = math.inf
+    """C: largest norm of a round's own progress (w_s − w_0)/η_t; what is longer is shortened to it."""
+    skip_unheard: bool = True
+    """Leave a device untrained that will never transmit again, where only x^t is recorded; x^t is the same."""
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.clip):
+            raise ConfigError("training.clip = nan: must be a number")
+
+    @property
+    def rule(self) -> LocalRule:
+        """What a local step is."""
+        return LocalRule(self.momentum, self.weight_decay, self.proximal, self.clip)
+
+    def lr_at(self, t: int) -> float:
+        """η_t."""
+        lr = self.lr / math.sqrt(1 + t / 10) if self.lr_schedule == "inverse_sqrt" else self.lr
+        return lr * (t + 1) / self.warmup if t < self.warmup else lr
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A named class of the registry and an instance of it."""
+
+    name: str
+    spec: Any
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that decides a run's numbers."""
+
+    experiment: Experiment
+    data: Choice
+    partition: Partition
+    model: Choice
+    training: Training
+    cell: Cell
+    mobility: Choice
+    pathloss: Choice
+    fading: Choice
+    radio: LinkBudget
+    imperfect: Imperfections
+    algorithm: Choice
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Sections and keys with every value."""
+        sections = {}
+        for section in SECTIONS:
+            value = getattr(self, section)
+            keys = {"name": value.name, **_fields(value.spec)} if isinstance(value, Choice) else _fields(value)
+            sections[section] = keys | (_fields(self.partition) if section == "data" else {})
+        return sections
+
+    def to_toml(self) -> str:
+        """The resolved configuration as a file that gives the same run."""
+        lines = []
+        for section, keys in self.to_dict().items():
+            lines += [f"[{section}]", *(f"{key} = {as_toml(value)}" for key, value in keys.items()), ""]
+        return "\n".join(lines)
+
+    @staticmethod
+    def from_toml(text: str) -> "Config":
+        """The configuration that `to_toml` wrote."""
+        try:
+            content = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"not valid TOML: {error}") from error
+        return resolve(content, {}, keep_fitting=True)
+
+    @property
+    def digest(self) -> str:
+        """Hash of the resolved configuration."""
+        return digest_of(self.to_dict())
+
+    def replace(self, overrides: Mapping[str, Any]) -> "Config":
+        """This configuration with `{"section.key": value}` changed."""
+        return resolve(self.to_dict(), _nest(overrides), keep_fitting=True)
+
+
+def digest_of(sections: Mapping[str, Any]) -> str:
+    """Hash of a configuration's sections and keys."""
+    return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
+
+
+SECTIONS = (
+    "experiment",
+    "data",
+    "model",
+    "training",
+    "cell",
+    "mobility",
+    "pathloss",
+    "fading",
+    "radio",
+    "imperfect",
+    "algorithm",
+)
+PLAIN: dict[str, type] = {"experiment": Experiment, "training": Training, "cell": Cell}
+PLAIN |= {"radio": LinkBudget, "imperfect": Imperfections}
+SEVERAL_ANTENNAS = ("rayleigh", "nakagami", "weibull", "double-rayleigh", "log-normal", "suzuki")  # zero mean
+MAY_BE_INFINITE = {("radio", "noise_dbm_hz")}
+MAY_BE_INFINITE |= {("training", "clip")} | {
+    ("imperfect", key) for key in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude")
+}
+CHOSEN = {
+    "data": ("datasets", "mnist"),
+    "model": ("models", "mlp"),
+    "mobility": ("mobility", "static"),
+    "pathloss": ("pathloss", "log-distance"),
+    "fading": ("fading", "rayleigh"),
+    "algorithm": ("algorithms", "fedoag"),
+}
+"""Section to registry kind and default name."""
+
+RETIRED = ("refresh", "pruning")
+"""Keys of FedOAG in older files, which changed nothing but the memory of a simulated server."""
+PARTITION_KEYS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Partition))
+"""Keys that [data] has whatever the data set."""
+
+
+def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] | None = None) -> Config:
+    """The configuration of a preset or TOML file, with `{"section.key": value}` on top.
+
+    >>> load_config("mixed", {"experiment.rounds": 50}).experiment.rounds
+    50
+    """
+    if not isinstance(source, str | Path) or not isinstance(overrides, Mapping | None):
+        raise ConfigError("load_config() takes a preset's name or a path, and a mapping of section.key to value")
+    user = _nest(overrides or {})
+    if str(source) in PRESETS:
+        config = resolve(PRESETS[str(source)].layer(), user)
+        keys = {field.name for field in dataclasses.fields(config.algorithm.spec)}
+        has_gamma = "gamma" in keys and isinstance(config.algorithm.spec.gamma, float)
+        if str(source) == "quick" and has_gamma and "gamma" not in user.get("algorithm", {}):
+            return config.replace({"algorithm.gamma": scaled_gamma(config.algorithm.spec.gamma, config)})
+        return config
+    return resolve(_read_toml(Path(source)), user, keep_fitting=True)
+
+
+def scaled_gamma(gamma: float, config: Config) -> float:
+    """γ for this model with the threshold γ/√(d E_s) that `gamma` is for the paper's: the same devices are heard."""
+    return float(f"{gamma * math.sqrt(num_params(config) / PAPER_PARAMS):.4g}")
+
+
+def num_params(config: Config) -> int:
+    """D, the number of the model's parameters."""
+    return _num_params(config.data, config.model, config.cell.devices)
+
+
+@functools.lru_cache
+def _num_params(data: Choice, model: Choice, num_devices: int) -> int:
+    from otafl.engine.models import TaskShape, seeded_build, without_storage  # torch is needed only here
+    from otafl.world.data import Sizes, load_dataset, sizes_of
+
+    sizes = sizes_of(data.spec, num_devices) or Sizes.of(load_dataset(data.name, data.spec, num_devices))
+    shape = TaskShape(sizes.features, sizes.classes, sizes.image_shape)
+    own = model.spec.__class__.__module__.startswith("otafl.")
+    with without_storage() if own else nullcontext():
+        module = seeded_build(
+            lambda: registry.guarded(f"model {model.name}: build", model.spec, lambda: model.spec.build(shape)), 0
+        )
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _read_toml(path: Path) -> Layer:
+    try:
+        content = tomllib.loads(content_of(path).decode())
+    except FileNotFoundError as error:
+        known = registry.nearest(str(path), PRESETS)
+        raise ConfigError(f"{path}: no such file or preset{known}; presets are {', '.join(PRESETS)}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    except (ValueError, RecursionError) as error:  # tomllib also raises a plain ValueError, for huge integers
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    method = content.get("algorithm")
+    if isinstance(method, dict) and method.get("name") in ("fedoag", "fedoag-plus"):
+        for key in RETIRED:
+            method.pop(key, None)
+    return content
+
+
+def _nest(overrides: Mapping[str, Any]) -> Layer:
+    """`{"section.key": value}` as sections."""
+    layer: Layer = {}
+    for dotted, value in overrides.items():
+        section, dot, key = str(dotted).partition(".")
+        if not dot or not section or not key:
+            raise ConfigError(f"{dotted!r}: name a key as section.key, for instance training.lr")
+        layer.setdefault(section, {})[key] = value
+    return layer
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`section.key=value` of the command line; the value is TOML, a bare word is a string."""
+    dotted, equals, raw = text.partition("=")
+    if not equals or not raw.strip() or "\n" in text:
+        raise ConfigError(f"--set {text}: write section.key=value, for instance --set training.lr=0.03")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except (ValueError, RecursionError):
+        if not all(c.isalnum() or c in "-_./" for c in raw.strip()):
+            raise ConfigError(f"--set {text}: {raw!r} is neither a TOML value nor a plain word") from None
+        value = raw.strip()
+    return dotted.strip(), value
+
+
+def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
+    """Merge a base layer with what the user gave, and validate.
+
+    Where the user chooses another `name` in a section, that section's other keys of the base layer are dropped; with
+    `keep_fitting` (a file, or a resolved configuration) those stay that the newly chosen class has too.
+    """
+    merged: Layer = {}
+    for layer in (base, user):
+        for section, keys in layer.items():
+            if section not in SECTIONS:
+                raise ConfigError(
+                    f"{section}: unknown section{registry.nearest(section, SECTIONS)}; "
+                    f"sections are {', '.join(SECTIONS)}"
+                )
+            if not isinstance(keys, dict):
+                raise ConfigError(f"{section} = {keys!r}: write it as a section, [{section}]")
+            old = merged.get(section, {})
+            if section in CHOSEN:
+                old_name = old.get("name", CHOSEN[section][1])
+                new_name = keys.get("name", old_name)
+                if new_name != old_name:
+                    stay = PARTITION_KEYS if section == "data" else frozenset[str]()
+                    if keep_fitting and isinstance(new_name, str):
+                        stay |= _own_keys(_chosen_class(section, new_name))
+                    old = {key: value for key, value in old.items() if key in stay}
+            merged[section] = old | keys
+    built: dict[str, Any] = {}
+    for section in SECTIONS:
+        keys = dict(merged.get(section, {}))
+        if section in PLAIN:
+            built[section] = _validate(section, PLAIN[section], keys)
+            continue
+        name = keys.pop("name", CHOSEN[section][1])
+        if not isinstance(name, str):
+            raise ConfigError(f"{section}.name = {name!r}: must be a string")
+        cls = _chosen_class(section, name)
+        if section == "data":
+            mine = {key: keys.pop(key) for key in list(keys) if key in PARTITION_KEYS}
+            built["partition"] = _validate(section, Partition, mine)
+            built[section] = Choice(name, _validate(section, cls, keys, PARTITION_KEYS | {"name"}, f"{section} {name}"))
+        else:
+            built[section] = Choice(name, _validate(section, cls, keys, frozenset({"name"}), f"{section} {name}"))
+    _check_one_world(built)
+    return Config(**built)
+
+
+def _check_one_world(built: Mapping[str, Any]) -> None:
+    """Refuse two values of what is one thing, and combinations that no model covers."""
+    fading, loss, name = built["fading"].spec, built["pathloss"], built["fading"].name
+    measured = [built[section].name == "measured" for section in ("pathloss", "fading")]
+    if any(measured):
+        pairs = [(c.spec.file, c.spec.values, c.spec.round_s) for c in (loss, built["fading"]) if c.name == "measured"]
+        if not all(measured) or pairs[0] != pairs[1]:
+            raise ConfigError(
+                'a measured channel needs "measured" in [pathloss] and [fading], with the same file, values and round_s'
+            )
+    if name == "sionna-38901":
+        if fading.scenario != loss.name:
+            raise ConfigError(
+                f"fading.scenario = {fading.scenario!r}, pathloss.name = {loss.name!r}: line of sight is one for both"
+            )
+        if dataclasses.replace(loss.spec, shadowing=True) != type(loss.spec)():
+            raise ConfigError('fading.name = "sionna-38901": leave [pathloss] at its defaults, but for shadowing')
+    if built["radio"].antennas > 1 and name not in SEVERAL_ANTENNAS:
+        raise ConfigError(f"radio.antennas: several are modelled for {', '.join(SEVERAL_ANTENNAS)} fading")
+    if built["imperfect"].block_uses and name != "rayleigh":
+        raise ConfigError("imperfect.block_uses: how fading goes on within an upload is known for rayleigh fading only")
+    if getattr(fading, "memory", None) == "clarke" or name in ("sionna-tdl", "sionna-cdl", "measured"):
+        for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):
+            mine, other = getattr(fading, key, None), getattr(built[section].spec, key, None)
+            if mine is not None and other is not None and other != mine:
+                raise ConfigError(
+                    f"fading.{key} = {mine:g}, but {section}.{key} = {other:g}: they are one; make them agree"
+                )
+
+
+def _chosen_class(section: str, name: str) -> type:
+    """The class that a section's `name` chooses."""
+    cls = registry.lookup(CHOSEN[section][0], name, f"{section}.name")
+    parameters = getattr(cls, "__dataclass_params__", None)
+    if not isinstance(cls, type) or parameters is None or not parameters.frozen:
+        raise PluginError(f"{section}.name = {name!r}: must be a class decorated with @dataclass(frozen=True)")
+    return cls
+
+
+def _own_keys(cls: Any) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(cls))
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Where in a value something is wrong."""
+    return "".join(f"[{index}]" for index in location if isinstance(index, int))
+
+
+def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str] = frozenset(), whose: str = "") -> Any:
+    """An instance of a section's class, or one line that says what is wrong."""
+    types = registry.guarded(f"{section}: {cls.__name__}", cls, lambda: get_type_hints(cls, include_extras=True))
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    allowed = sorted({*fields, *also})
+    values = {}
+    for key, value in keys.items():
+        if key not in fields:
+            near, has = registry.nearest(key, allowed), whose or f"[{section}]"
+            raise ConfigError(f"{section}.{key}: unknown key{near}; {has} has {', '.join(allowed)}")
+        _check_value(section, key, value, is_plugin=cls.__module__.partition(".")[0] != "otafl")
+        try:
+            values[key] = TypeAdapter(types[key]).validate_python(_tuples(value), strict=True)
+        except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation) as error:
+            raise PluginError(f"{section}.{key}: {cls.__name__} gives it a type that TOML does not have") from error
+        except ValidationError as error:
+            first, *others = error.errors()
+            place = _place(first["loc"])
+            alike = [other["msg"] for other in others if _place(other["loc"]) == place]  # what else it could have been
+            choices = [first["msg"].removeprefix("Input "), *(text.removeprefix("Input should be ") for text in alike)]
+            raise ConfigError(f"{section}.{key}{place} = {as_toml(first['input'])}: {' or '.join(choices)}") from error
+    required = dataclasses.MISSING
+    for key, f in fields.items():
+        if key not in values and f.default is required and f.default_factory is required:
+            raise ConfigError(f"{section}.{key}: missing; {cls.__name__} needs it")
+    spec = registry.guarded(f"{section}: {cls.__name__}", cls, lambda: cls(**values))
+    try:
+        hash(spec)
+        _fields(spec)
+    except TypeError as error:
+        raise PluginError(f"{section}: {cls.__name__} has a value that TOML does not have: {error}") from error
+    return spec
+
+
+def _check_value(section: str, key: str, value: Any, is_plugin: bool, depth: int = 0) -> None:
+    """Refuse numbers that nobody means, names that no file can have, and lists within lists without end."""
+    if isinstance(value, list | tuple):
+        if depth == DEEPEST:
+            raise ConfigError(f"{section}.{key}: has lists within lists, more than {DEEPEST} deep")
+        for item in value:
+            _check_value(section, key, item, is_plugin, depth + 1)
+    elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" or c == "\0" for c in value):
+        raise ConfigError(f"{section}.{key}: is no valid UTF-8")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{section}.{key}: is a whole number of more than 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        if (section, key) not in MAY_BE_INFINITE:
+            raise ConfigError(f"{section}.{key} = {as_toml(value)}: must be a finite number")
+    elif isinstance(value, float) and value and not is_plugin and not SMALLEST <= abs(value) <= LARGEST:
+        raise ConfigError(
+            f"{section}.{key} = {value:g}: cannot be computed with; give a size of {SMALLEST:g} to {LARGEST:g}, or 0"
+        )
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as tuples, all the way down, since sections are hashable."""
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+def _fields(spec: Any) -> dict[str, Any]:
+    """A section's keys and values as TOML has them; None is a key left out."""
+    values = {f.name: _plain(getattr(spec, f.name)) for f in dataclasses.fields(spec)}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise TypeError(f"{value!r} is a {type(value).__name__}")
+    return value
+
+
+def as_toml(value: Any) -> str:
+    """A value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(as_toml, value)) + "]"
+    return repr(value)

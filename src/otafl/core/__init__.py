@@ -1,0 +1,1 @@
+"""What a method sees: the contract, the round, states, what is measured."""

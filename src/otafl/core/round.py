@@ -1,0 +1,381 @@
+"""One round as a method sees it: the instruments with which it trains, reports, sends and receives.
+
+Knows: updates, the air, views.
+Does not know: configuration, files, which method is running.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from otafl.core.contract import Problem, Spent
+from otafl.engine.devices import Devices
+from otafl.engine.fast.preactivation import FactoredUpdates
+from otafl.engine.objective import Objective
+from otafl.engine.rows import Known, Rows, all_rows, blend_rows, can_look, replace_rows, rows_of
+from otafl.engine.rule import LocalRule
+from otafl.engine.training import Engine, LocalWork, NotRecordable
+from otafl.engine.updates import Updates, own_references, shared_reference
+from otafl.errors import PluginError
+from otafl.radio.air import RECEPTIONS, Air, Channel, IdealAir, Reception, Transmission, check_mask
+from otafl.radio.csi import Reports, View
+from otafl.radio.imperfect import Downlink
+from otafl.radio.vectors import Vectors
+from otafl.random import Streams
+
+SIGNALS = (Updates, FactoredUpdates, Vectors)
+"""The classes that the radio takes: their norms and sums are the library's."""
+MOST_REPORTS = 8  # scalars of a device in a round: what is longer is no side information
+
+
+class Round:
+    """The keyhole through which a method sees one round."""
+
+    def __init__(
+        self,
+        *,
+        owner: str,
+        problem: Problem,
+        t: int | Tensor,
+        lr: float | Tensor,
+        seeds: tuple[int, ...],
+        device: View,
+        server: View,
+        channel: Channel,
+        engine: Engine,
+        objective: Objective,
+        batches: Callable[[], Tensor],
+        local_steps: int,
+        rule: LocalRule,
+        air: Air | IdealAir,
+        everyone: Known,
+        active: Known | None,
+        useful: Known | None,
+        plan: Mapping[str, Tensor],
+        downlink: Downlink | None = None,
+    ) -> None:
+        self.problem, self._seeds, self._downlink = problem, seeds, downlink
+        self.plan = plan
+        """What the method's `plan` decided for this round, each [S, ...]."""
+        self.t: Any = t
+        """The round's number; a scalar tensor where rounds are recorded."""
+        self.lr: Any = lr
+        """η_t; a scalar tensor where rounds are recorded."""
+        self._recorded = isinstance(t, Tensor)
+        self.everyone = everyone.mask
+        """Devices that may take part in this round: all, or its cohort; bool [S, M]."""
+        self._active = None if active is None else active.mask
+        self._active_version = 0 if active is None else active.mask._version
+        self._useful = None if useful is None else useful.mask
+        self._known = [(known, known.mask._version) for known in (everyone, active, useful) if known is not None]
+        self.device, self.server = device, server
+        self._owner, self._channel, self._air = owner, channel, air
+        self._engine, self._objective, self._batches = engine, objective, batches
+        self._local_steps, self._rule = local_steps, rule
+        self._open, self._reports = True, 0
+        self._used: list[Devices] = []  # whose models may have been overwritten
+        may = active if active is not None else everyone if problem.cohort else None
+        self._told = None if may is None else may.mask.clone()  # as it was, whatever a method does to the other
+        self._heard = torch.zeros_like(everyone.mask)
+        self._transmissions: list[Transmission] = []
+        place = channel.coeff.device
+        self._energy_j = torch.zeros(channel.coeff.shape, dtype=torch.float64, device=place)
+        self._energy_ratio = torch.zeros_like(self._energy_j)
+        self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=place)
+        self._strays = torch.zeros(len(seeds), dtype=torch.bool, device=place)
+
+    @property
+    def active(self) -> Tensor:
+        """Who transmits in this round, as the method's `active` decides, bool [S, M]."""
+        if self._active is None:
+            raise PluginError(f"algorithm {self._owner}: round.active needs a method `active(device, problem)`")
+        self._check_active()
+        return self._active
+
+    def train(
+        self,
+        start: Tensor | Devices,
+        who: Tensor | None = None,
+        reference: Tensor | None = None,
+        *,
+        correction: Tensor | None = None,
+        steps: Tensor | None = None,
+    ) -> Updates:
+        """Local training from a shared model [S, P] or from each device's own: `Devices`, or a tensor [S, M, P].
+
+        Devices outside `who` do not train. Updates are (end − start)/lr; for devices with anchors (end − anchor)/lr;
+        with a `reference` [S, P] (end − reference)/lr. In the latter two cases the start models may become the end
+        points, and a device that will not transmit in this round or any later one may be left as it is: nobody will
+        ever hear of it.
+
+        What a step is, is the same for every method: the keys of `[training]` (`otafl.engine.rule`). A `correction`
+        [S, M, P] is added to every gradient of a device, in the unit of a gradient; `steps`, int [S, M], lets a device
+        do fewer than `training.local_steps`.
+        """
+        shape = self._check("train()")
+        size = self._objective.num_params
+        against: tuple[Tensor, Tensor] | None = None
+        if isinstance(start, Devices):
+            if start.anchors is not None:
+                against = start.anchors.pool, start.anchors.slot
+            self._use(start, "train()", becomes_end=against is not None or reference is not None)
+            start = start.models
+        self._check_plain("train()", start)
+        if start.shape not in ((shape[0], size), (*shape, size)) or (reference is not None and start.dim() == 2):
+            raise PluginError(
+                f"algorithm {self._owner}: train() needs models of shape [S, P] or, with a reference, [S, M, P]; got "
+                f"{tuple(start.shape)}"
+            )
+        if reference is not None:
+            against = self._against("train()", reference, start.dtype)
+        if who is None:
+            who = self.everyone if against is None or self._useful is None else self._useful
+        check_mask(self._owner, "train()", who, shape)
+        if correction is not None:
+            self._check_plain("train()", correction)
+            if correction.shape != (*shape, size) or correction.dtype != start.dtype:
+                raise PluginError(
+                    f"algorithm {self._owner}: train() needs corrections of shape {[*shape, size]} and {start.dtype}"
+                )
+        if steps is not None:
+            self._check_plain("train()", steps)
+            if steps.shape != shape or steps.is_floating_point() or steps.is_complex():
+                raise PluginError(f"algorithm {self._owner}: train() needs whole steps, of shape {list(shape)}")
+            steps = steps.clamp(0, self._local_steps)
+        (rows, mask), batches = self._rows(who), self._batches()
+        rule = (self._rule, correction, steps)
+        if self._downlink is not None:
+            return self._train_from_received(start, rows, batches, against, rule)
+        work = LocalWork(
+            self._objective, start, rows, batches, self._local_steps, self.lr, mask, against, *rule, who=who
+        )
+        return self._engine.train(work)
+
+    def carry(self, devices: Devices, progress: Updates, reference: Tensor) -> Updates:
+        """What devices have to send when they keep what they have not sent, as in error feedback.
+
+        Every device moves its own model by lr times its `progress`, which it has made elsewhere: from the server's
+        model. Updates are (model − reference)/lr, with a reference [S, P]. `devices` may be overwritten.
+        """
+        self._check("carry()")
+        call = f"algorithm {self._owner}: carry()"
+        if not isinstance(devices, Devices) or devices.anchors is not None:
+            raise PluginError(f"{call} needs the state's otafl.Devices, without anchors")
+        if not isinstance(progress, Updates):
+            raise PluginError(f"{call} needs what train() returned, got a {type(progress).__name__}")
+        against = self._against("carry()", reference, devices.models.dtype)
+        self._use(devices, "carry()")
+        models = devices.models if self._engine.donates else devices.models.clone()
+        progress.move(models)
+        return Updates(models, *against, self.lr)
+
+    def broadcast(
+        self,
+        params: Tensor,
+        who: Tensor,
+        devices: Devices,
+        trained: Updates,
+        *,
+        unsent: Tensor | None = None,
+        stored: Tensor | None = None,
+    ) -> Devices:
+        """The devices `who` receive `params` [S, P] at the end of the round and go on from it, error-free.
+
+        The others go on from what they `trained`. With `unsent` [S, M], the share of its update that a device has not
+        sent, from 0 to 1, it goes on from params + unsent_i lr update_i. An anchor becomes `params`, or what the server
+        has `stored` of it [S, P]. Afterwards neither `devices` nor `trained` can be used: take norms and sums before.
+        """
+        shape = self._check("broadcast()")
+        check_mask(self._owner, "broadcast()", who, shape)
+        self._check_broadcast(shape, params, devices, trained, unsent, stored)
+        models = trained.end
+        if unsent is None:
+            replace_rows(models, who, params)
+        else:
+            blend_rows(models, who, params, unsent, *trained.reference)
+        if devices.anchors is None:
+            return Devices(models)
+        kept = params if stored is None else stored
+        return Devices(models, devices.anchors.after(kept, who, self._engine.donates))
+
+    def _check_broadcast(
+        self, shape: tuple[int, int], params: Any, devices: Any, trained: Any, unsent: Any, stored: Any
+    ) -> None:
+        """Refuse what is not broadcast(params, who, devices, trained)."""
+        call = f"algorithm {self._owner}: broadcast()"
+        if not isinstance(devices, Devices):
+            raise PluginError(f"{call} needs the state's otafl.Devices, got a {type(devices).__name__}")
+        if not isinstance(trained, Updates):
+            raise PluginError(f"{call} needs what train() returned for these devices, got a {type(trained).__name__}")
+        if stored is not None and devices.anchors is None:
+            raise PluginError(f"{call}: these devices have no anchors, so that nothing can be `stored` as one")
+        model = (shape[0], self.problem.num_params)
+        needed = [("a model", params, model, devices.models.dtype), ("unsent shares", unsent, shape, None)]
+        needed.append(("a stored model", stored, model, devices.models.dtype))
+        for what, value, wanted, dtype in needed:
+            if value is None and what != "a model":
+                continue
+            fits = type(value) in (Tensor, Parameter) and value.shape == wanted and value.is_floating_point()
+            if not fits or dtype not in (None, value.dtype):
+                got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+                raise PluginError(f"{call} needs {what} of shape {list(wanted)}{_of(dtype)}, got {got}")
+        if unsent is not None and can_look(unsent) and not bool(((unsent >= 0) & (unsent <= 1)).all()):
+            raise PluginError(f"{call}: unsent shares are from 0 to 1")
+
+    def _against(self, call: str, reference: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The pool and slots of a reference [S, P] for all devices."""
+        self._check_plain(call, reference)
+        shape = len(self._seeds), self._objective.num_params
+        if reference.shape != shape or reference.dtype != dtype:
+            raise PluginError(f"algorithm {self._owner}: {call} needs a reference of shape {list(shape)} and {dtype}")
+        return shared_reference(reference, self.problem.num_devices)
+
+    def _use(self, devices: Devices, call: str, becomes_end: bool = True) -> None:
+        """Devices whose models may become end points can be used once."""
+        if any(devices is used for used in self._used):
+            raise PluginError(
+                f"algorithm {self._owner}: {call} was called with these devices already in this round; once only, "
+                "since their models become the end points"
+            )
+        if becomes_end:
+            self._used.append(devices)
+
+    def _rows(self, who: Tensor) -> tuple[Rows, Tensor | None]:
+        """The rows of those who train and, where other rows are among them, their mask."""
+        self._check_active()
+        for known, version in self._known:
+            if who is known.mask and who._version == version:
+                return known.rows, None if known.exact else who
+        if self.problem.cohort:
+            who = who & self.everyone
+        if self._recorded:  # nobody can be asked how many there are
+            return all_rows(who), who
+        return rows_of(who), None
+
+    def _train_from_received(
+        self,
+        start: Tensor,
+        rows: Rows,
+        batches: Tensor,
+        reference: tuple[Tensor, Tensor] | None,
+        rule: tuple[LocalRule, Tensor | None, Tensor | None],
+    ) -> Updates:
+        """As `train`, where devices have received models with errors, which they do not send."""
+        assert self._downlink is not None
+        num_devices = batches.shape[1]
+        errors = self._downlink.errors(int(self.t), start.dim() == 3, start, num_devices)
+        received = (start if start.dim() == 3 else start[:, None]) + errors
+        work = LocalWork(self._objective, received, rows, batches, self._local_steps, self.lr, None, None, *rule)
+        end = self._engine.train(work).end - errors
+        shared = shared_reference(start, num_devices) if start.dim() == 2 else own_references(start)
+        return Updates(end, *(reference or shared), self.lr)
+
+    def report(self, values: Tensor, who: Tensor) -> Reports:
+        """Devices `who` tell the server one real number each, error-free; counted in the ledger, a few a round."""
+        shape = self._check("report()")
+        check_mask(self._owner, "report()", who, shape)
+        self._check_plain("report()", values, who)
+        if values.shape != shape or values.is_complex():
+            raise PluginError(f"algorithm {self._owner}: report() needs one real value per device, of shape {shape}")
+        self._reports += 1
+        if self._reports > MOST_REPORTS:
+            raise PluginError(
+                f"algorithm {self._owner}: a device reports more than {MOST_REPORTS} scalars in a round; vectors go by "
+                "uplink()"
+            )
+        self._scalars += who.sum(-1)
+        self._note(who)
+        return Reports(torch.where(who, values, torch.zeros_like(values)), who.clone())
+
+    def uplink(
+        self, signal: Updates | Vectors, tx_scale: Tensor, who: Tensor, reception: Reception | None = None
+    ) -> Tensor:
+        """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what the server hears.
+
+        The signal is what `train` returned, or `Vectors` of any length Q, which is the number of channel uses: each
+        device may spend Q E_s. The reception is "real" [S, Q], the default for real signals, "complex" [S, Q],
+        "antennas" [S, N, Q] or "energy" [S, Q]: see `otafl.radio.air`. Scales of devices outside `who` are ignored.
+        """
+        shape = self._check("uplink()")
+        if type(signal) not in SIGNALS or not {"norms", "measured_norms", "superpose", "dense"}.isdisjoint(
+            vars(signal)
+        ):
+            raise PluginError(
+                f"algorithm {self._owner}: uplink() sends what train() returned or otafl.Vectors, not a "
+                f"{type(signal).__name__}"
+            )
+        if isinstance(signal, Vectors):
+            self._check_plain("uplink()", signal.values)
+        if isinstance(signal, Vectors) and signal.values.shape[:2] != shape:
+            raise PluginError(
+                f"algorithm {self._owner}: uplink() needs vectors of shape {[*shape, 'Q']}, got "
+                f"{list(signal.values.shape)}"
+            )
+        if reception is None:
+            if signal.is_complex:
+                raise PluginError(
+                    f'algorithm {self._owner}: uplink() of complex vectors needs a reception: "complex", or "real" for '
+                    "their in-phase part alone"
+                )
+            reception = "real"
+        if reception not in RECEPTIONS:
+            raise PluginError(f"algorithm {self._owner}: reception is one of {', '.join(RECEPTIONS)}")
+        self._check_plain("uplink()", tx_scale, who)
+        if tx_scale.shape != shape:
+            raise PluginError(
+                f"algorithm {self._owner}: uplink() needs tx_scale of shape {shape}, got {tuple(tx_scale.shape)}"
+            )
+        check_mask(self._owner, "uplink()", who, shape)
+        self._note(who)
+        use = len(self._transmissions)
+        heard, spent = self._air.uplink(signal, tx_scale, who, self._channel, self.t, use, reception)
+        self._transmissions.append(spent)
+        self._energy_j += spent.energy_j
+        self._energy_ratio = torch.maximum(self._energy_ratio, spent.energy_j / spent.limit_j)
+        return heard
+
+    def draw(self, name: str) -> list[np.random.Generator]:
+        """The method's own random streams of this round, one generator per seed."""
+        if self._recorded:
+            raise NotRecordable("the method draws random numbers")
+        return [Streams(seed).anonymous(f"algorithm/{name}", self.t) for seed in self._seeds]
+
+    def _close(self, active: Tensor) -> Spent:
+        """End the round, in which `active` are said to have taken part; returns what it spent."""
+        self._check("step()")
+        self._open = False
+        absent = (active & ~self._heard).any(-1)
+        parts = (self._energy_j, self._energy_ratio, self._scalars, self._strays, absent)
+        return Spent(tuple(self._transmissions), *parts)
+
+    def _note(self, who: Tensor) -> None:
+        """Remember who is heard, and devices that are though the method's `active` says that they are silent."""
+        self._heard |= who
+        if self._told is not None:
+            self._check_active()
+            self._strays |= (who & ~self._told).any(-1)
+
+    def _check_plain(self, call: str, *values: object) -> None:
+        """Refuse what only looks like a tensor: its arithmetic could be anything."""
+        for value in values:
+            if type(value) not in (Tensor, Parameter):
+                raise PluginError(f"algorithm {self._owner}: {call} needs plain tensors, got a {type(value).__name__}")
+
+    def _check_active(self) -> None:
+        if self._active is not None and self._active._version != self._active_version:
+            raise PluginError(f"algorithm {self._owner}: round.active was written; make a mask of your own")
+
+    def _check(self, call: str) -> tuple[int, int]:
+        """The shape [S, M], if the round is still going on."""
+        if not self._open:
+            raise PluginError(f"algorithm {self._owner}: {call} of round {int(self.t)} was called after that round")
+        num_seeds, num_devices = self._channel.coeff.shape
+        return num_seeds, num_devices
+
+
+def _of(dtype: torch.dtype | None) -> str:
+    return "" if dtype is None else f" and {dtype}"

@@ -1,0 +1,1 @@
+"""Doors to other tools, each imported only where it is used."""

@@ -1,0 +1,1 @@
+"""What is there only for speed; the readable engine is the oracle."""

@@ -1,0 +1,265 @@
+"""Triton's own: what `otafl.engine.fast.kernels` launches.
+
+Knows: pointers, strides, tiles.
+Does not know: what it is for.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def descend(
+    z,
+    gram,
+    bias,
+    targets,
+    rest,
+    slopes,
+    squares,
+    scores,
+    turns,
+    scale,
+    mask,
+    bias_stride,
+    rest_stride,
+    num_rows,
+    STEPS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    KNOWN: tl.constexpr,
+    BATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    CLASSES: tl.constexpr,
+    MASKED: tl.constexpr,
+    SQUARES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """All steps of one row, for one block of hidden units; in each, the row's blocks wait for each other's scores."""
+    turn = tl.atomic_add(turns, 1)  # who runs now is in the blocks of the earliest rows: nobody waits for one to come
+    row, block = (turn // BLOCKS).to(tl.int64), turn % BLOCKS
+    arrived = turns + 1 + row
+    image, label = tl.arange(0, BATCH), tl.arange(0, CLASSES)
+    unit = block * BLOCK + tl.arange(0, BLOCK)
+    inside, known = unit < HIDDEN, label < KNOWN
+    num_images = STEPS * BATCH
+    z += row * num_images * HIDDEN
+    slopes += row * num_images * HIDDEN
+    gram += row * num_images * num_images
+    tile = image[:, None] * HIDDEN + unit[None, :]
+    if MASKED:
+        if tl.load(mask + row) == 0:
+            nothing = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+            for k in range(STEPS):
+                tl.store(slopes + k * BATCH * HIDDEN + tile, nothing, mask=inside[None, :])
+            if SQUARES:
+                tl.store(squares + row * BLOCKS + block, (row * 0).to(tl.float64))
+            return
+    bias_at = bias + row * bias_stride + unit
+    weight_at = rest + row * rest_stride + label[:, None] * HIDDEN + unit[None, :]
+    later_at = rest + row * rest_stride + KNOWN * HIDDEN + label
+    first = label * 0 + block == 0  # the later layer's bias is that block's alone
+    here = known[:, None] & inside[None, :]
+    shift = tl.load(bias_at, mask=inside, other=0.0)
+    weight = tl.load(weight_at, mask=here, other=0.0)
+    later = tl.load(later_at, mask=known & first, other=0.0)
+    step_size = tl.load(scale)
+    score_at = image[:, None] * CLASSES + label[None, :]
+    moved = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+    total = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+    for k in range(STEPS):
+        now = tl.load(z + k * BATCH * HIDDEN + tile, mask=inside[None, :], other=0.0) + shift[None, :] - moved
+        part = tl.dot(tl.maximum(now, 0.0), tl.trans(weight), input_precision=PRECISION)
+        part += tl.where(first, later, 0.0)[None, :]
+        mine = scores + ((k % 2) * num_rows + row) * BLOCKS * BATCH * CLASSES
+        tl.store(mine + block * BATCH * CLASSES + score_at, part)
+        tl.debug_barrier()
+        tl.atomic_add(arrived, 1, sem="release")
+
+        # Meanwhile: what the steps before this one do to the next batch.
+        gram_at = gram + ((k + 1) * BATCH + image[:, None]) * num_images + image[None, :]
+        ahead = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
+        for j in range(0, tl.where(k + 1 < STEPS, k, 0)):
+            earlier = tl.load(slopes + j * BATCH * HIDDEN + tile, mask=inside[None, :], other=0.0)
+            ahead += tl.dot(tl.load(gram_at + j * BATCH), earlier, input_precision=PRECISION)
+        wanted = tl.load(targets + row * num_images + k * BATCH + image)
+        last = tl.load(gram_at + k * BATCH, mask=image[:, None] + (k + 1) * BATCH < num_images, other=0.0)
+        if SQUARES:
+            own = tl.load(gram_at + (k - num_images) * BATCH)
+
+        seen = tl.atomic_add(arrived, 0, sem="acquire")
+        while seen < (k + 1) * BLOCKS:
+            seen = tl.atomic_add(arrived, 0, sem="acquire")
+        output = tl.zeros((BATCH, CLASSES), dtype=tl.float32)
+        for i in tl.static_range(BLOCKS):
+            output += tl.load(mine + i * BATCH * CLASSES + score_at, cache_modifier=".cg")  # others wrote it
+        output = tl.where(known[None, :], output, -float("inf"))
+        share = tl.exp(output - tl.max(output, axis=1)[:, None])
+        share = share / tl.sum(share, axis=1)[:, None]
+        error = (share - tl.where(label[None, :] == wanted[:, None], 1.0, 0.0)) * step_size
+        slope = tl.where(now > 0, tl.dot(error, weight, input_precision=PRECISION), 0.0)
+        tl.store(slopes + k * BATCH * HIDDEN + tile, slope, mask=inside[None, :])
+        shift -= tl.sum(slope, axis=0)
+        weight -= tl.dot(tl.trans(error), tl.maximum(now, 0.0), input_precision=PRECISION)
+        later -= tl.sum(error, axis=0)
+        if SQUARES:
+            total += (2 * moved + tl.dot(own, slope, input_precision=PRECISION)) * slope
+        moved = ahead + tl.dot(last, slope, input_precision=PRECISION)
+        tl.debug_barrier()
+    if SQUARES:
+        by_weight = (weight - tl.load(weight_at, mask=here, other=0.0)).to(tl.float64)
+        by_shift = (shift - tl.load(bias_at, mask=inside, other=0.0)).to(tl.float64)
+        by_later = tl.where(known & first, later - tl.load(later_at, mask=known & first, other=0.0), 0.0).to(tl.float64)
+        square = tl.sum(tl.sum(total.to(tl.float64), axis=1), axis=0)
+        square += tl.sum(tl.sum(by_weight * by_weight, axis=1), axis=0)
+        square += tl.sum(by_shift * by_shift, axis=0) + tl.sum(by_later * by_later, axis=0)
+        tl.store(squares + row * BLOCKS + block, square)
+        tl.debug_barrier()
+    tl.store(bias_at, shift, mask=inside)
+    tl.store(weight_at, weight, mask=here)
+    tl.store(later_at, later, mask=known & first)
+
+
+@triton.jit
+def gather(
+    features,
+    images,
+    inputs,
+    turned,
+    scales,
+    num_images,
+    size,
+    each,
+    IMAGES: tl.constexpr,
+    SPAN: tl.constexpr,
+    STRAIGHT: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """One tile of one row's inputs, transposed and perhaps scaled, and perhaps as they are."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * IMAGES + tl.arange(0, IMAGES)
+    pixel = tl.program_id(2) * SPAN + tl.arange(0, SPAN)
+    image = tl.load(images + row * num_images + place, mask=place < num_images, other=0)
+    inside = (place < num_images)[:, None] & (pixel < size)[None, :]
+    value = tl.load(features + image[:, None] * size + pixel[None, :], mask=inside, other=0.0)
+    if STRAIGHT:
+        tl.store(inputs + (row * num_images + place[:, None]) * size + pixel[None, :], value, mask=inside)
+    if SCALED:
+        value *= tl.load(scales + row)
+    line = ((row // each) * size + pixel[:, None]) * each + row % each
+    at = turned + line * num_images + place[None, :]
+    tl.store(at, tl.trans(value), mask=(pixel < size)[:, None] & (place < num_images)[None, :])
+
+
+@triton.jit
+def squares(
+    end,
+    pool,
+    slot,
+    who,
+    parts,
+    size,
+    num_devices,
+    end_stride,
+    pool_seed_stride,
+    pool_stride,
+    BLOCKS: tl.constexpr,
+    SPAN: tl.constexpr,
+):
+    """Every BLOCKS-th span of one device's ‖end − pool[slot]‖²."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    total = tl.zeros((SPAN,), dtype=tl.float64)
+    if tl.load(who + row) != 0:
+        mine = end + row * end_stride
+        other = pool + (row // num_devices) * pool_seed_stride + tl.load(slot + row) * pool_stride
+        for start in range(block * SPAN, size, BLOCKS * SPAN):
+            at = start + tl.arange(0, SPAN)
+            inside = at < size
+            difference = tl.load(mine + at, mask=inside, other=0.0) - tl.load(other + at, mask=inside, other=0.0)
+            wide = difference.to(tl.float64)
+            total += wide * wide
+    tl.store(parts + row * BLOCKS + block, tl.sum(total, axis=0))
+
+
+@triton.jit
+def weighted_sum(
+    end,
+    pool,
+    slot,
+    weights,
+    who,
+    total,
+    size,
+    num_devices,
+    end_seed_stride,
+    end_stride,
+    pool_seed_stride,
+    pool_stride,
+    SPAN: tl.constexpr,
+    RELATIVE: tl.constexpr,
+):
+    """One span of one seed's weighted sum."""
+    seed = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    inside = at < size
+    sum_here = tl.zeros((SPAN,), dtype=tl.float32)
+    for i in range(num_devices):
+        row = seed * num_devices + i
+        if tl.load(who + row) != 0:
+            mine_at = end + seed * end_seed_stride + (row - seed * num_devices) * end_stride + at
+            mine = tl.load(mine_at, mask=inside, other=0.0)
+            if RELATIVE:
+                other = pool + seed * pool_seed_stride + tl.load(slot + row) * pool_stride
+                mine -= tl.load(other + at, mask=inside, other=0.0)
+            sum_here += tl.load(weights + row) * mine
+    tl.store(total + seed * size + at, sum_here, mask=inside)
+
+
+@triton.jit
+def replace(
+    models,
+    fresh,
+    who,
+    size,
+    num_devices,
+    stride,
+    fresh_stride,
+    SPAN: tl.constexpr,
+):
+    """One span of one device's new model."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(who + row) != 0:
+        at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+        value = tl.load(fresh + (row // num_devices) * fresh_stride + at, mask=at < size)
+        tl.store(models + row * stride + at, value, mask=at < size)
+
+
+@triton.jit
+def blend(
+    models,
+    fresh,
+    who,
+    kept,
+    pool,
+    slot,
+    size,
+    num_devices,
+    stride,
+    fresh_stride,
+    pool_seed_stride,
+    pool_stride,
+    SPAN: tl.constexpr,
+):
+    """One span of one device's new model: the fresh one and a share of what it had not sent."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(who + row) != 0:
+        at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+        inside = at < size
+        seed = row // num_devices
+        value = tl.load(fresh + seed * fresh_stride + at, mask=inside)
+        share = tl.load(kept + row)
+        if share != 0:
+            reference = pool + seed * pool_seed_stride + tl.load(slot + row) * pool_stride
+            value += share * (tl.load(models + row * stride + at, mask=inside) - tl.load(reference + at, mask=inside))
+        tl.store(models + row * stride + at, value, mask=inside)

@@ -1,1 +1,0 @@
-"""Studies: many runs from one file, on one machine or a cluster."""

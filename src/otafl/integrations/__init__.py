@@ -1,1 +1,0 @@
-"""Other people's systems, each imported only inside the function that needs it."""

@@ -1,0 +1,1 @@
+"""The FedOAG paper: its figures, claims, tables, theory and open problems."""

@@ -1,0 +1,1 @@
+"""The analysis of the FedOAG paper, and of FedOAG-zero."""

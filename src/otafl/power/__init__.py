@@ -1,1 +1,0 @@
-"""Power control: from what is known of the channels to transmit scales, as pure functions on arrays."""

@@ -1,0 +1,1 @@
+"""Run directories: written safely, read back without a simulator."""

@@ -1,0 +1,288 @@
+"""What decides a run's numbers besides its configuration: the code of its plug-ins, and the data they load.
+
+A plug-in's digest is that of source text, without comments and docstrings: of its class, of every statement of its own
+module that defines a name the class reaches, and of every module of the user's own that one of these imports, whole.
+Where a statement computes an array, at import from a file for instance, the array counts, too. Other classes of the
+file do not. It is found once, when it is first asked for, and holds as long as the process.
+
+Knows: source text, arrays.
+Does not know: what a plug-in does.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import linecache
+import sys
+import sysconfig
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from otafl.config.schema import CHOSEN, Config
+from otafl.errors import PluginError
+from otafl.registry import changed_since_loaded
+from otafl.runs.directory import ARRAYS
+from otafl.world.data import Dataset, load_dataset
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
+BY_NAME = frozenset(
+    {"globals", "vars", "eval", "exec", "getattr", "locals", "__import__", "import_module", "attrgetter"}
+)
+"""Code that uses one of these may reach anything of its module."""
+_known: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
+
+
+def is_plugin(spec: object) -> bool:
+    """Whether a chosen class is a user's own."""
+    return type(spec).__module__.partition(".")[0] != "otafl"
+
+
+def sources(config: Config, dataset: Dataset | None = None) -> dict[str, str]:
+    """Section of a configuration to the digest of its plug-in, and of the arrays that a data plug-in loads."""
+    found = plugin_digests(config)
+    if "data" in found:
+        loaded = dataset or load_dataset(config.data.name, config.data.spec, config.cell.devices)
+        found[ARRAYS] = data_digest(loaded)
+    return found | {"python": PYTHON} if found else {}
+
+
+def plugin_digests(config: Config) -> dict[str, str]:
+    """Section to the digest of the plug-in that it chooses."""
+    chosen = {section: getattr(config, section).spec for section in CHOSEN}
+    return {section: code_digest(type(spec)) for section, spec in chosen.items() if is_plugin(spec)}
+
+
+def name_hash(config: Config) -> str:
+    """Eight characters that tell runs of different configurations or plug-ins apart, for names of folders."""
+    plugins = plugin_digests(config)
+    whole = hashlib.sha256(f"{config.digest} {sorted(plugins.items())}".encode()).hexdigest()
+    return (whole if plugins else config.digest)[:8]
+
+
+def data_digest(dataset: Dataset) -> str:
+    """Of all arrays of a data set, and of what kind it is."""
+    digest = hashlib.sha256(repr((dataset.num_classes, dataset.image_shape, dataset.loss)).encode())
+    for part in (dataset.train, dataset.test, dataset.validation):
+        for array in (None, None) if part is None else (part.features, part.targets):
+            digest.update(_of_array(array))
+    digest.update(_of_array(dataset.owners))
+    return digest.hexdigest()
+
+
+def _of_array(array: Any) -> bytes:
+    if array is None:
+        return b"none"
+    values = np.asarray(array.detach().cpu().tolist() if isinstance(array, Tensor) else array)
+    digest = hashlib.sha256(repr((values.dtype.str, values.shape)).encode())
+    digest.update(repr(values.tolist()).encode() if values.dtype.hasobject else np.ascontiguousarray(values).tobytes())
+    return digest.digest()
+
+
+def code_digest(cls: type) -> str:
+    """Of a class and everything of the user's own that it reaches."""
+    if cls not in _known:
+        file = changed_since_loaded(cls)
+        if file is not None:
+            raise PluginError(f"{file}: has changed since it was loaded; load it again, in a new process at best")
+        _known[cls] = _Reach(cls).digest()
+    return _known[cls]
+
+
+class _Reach:
+    """What a class reaches, as text."""
+
+    def __init__(self, cls: type) -> None:
+        self._home = cls.__module__.partition(".")[0]
+        self._texts: list[str] = []
+        self._arrays: list[bytes] = []
+        self._met: set[tuple[str, str]] = set()
+        for base in cls.__mro__:
+            if self._is_own(base.__module__):
+                self._definition(base)
+
+    def digest(self) -> str:
+        whole = hashlib.sha256("\0".join(sorted(self._texts)).encode(errors="surrogatepass"))
+        for array in sorted(self._arrays):
+            whole.update(array)
+        return whole.hexdigest()
+
+    def _definition(self, thing: Any) -> None:
+        """A class or function of the user's own: its statement, and what that reaches."""
+        filename, name = _place(thing), thing.__qualname__.partition(".")[0]
+        body = _statements(filename)
+        if body is None and not _functions(thing):
+            return  # a class that was made without code of its own
+        if body is None:
+            raise PluginError(
+                f"{thing.__module__}.{thing.__qualname__}: its source cannot be found, so that a run directory could "
+                "not say what made it; put it into a file, or run without a directory"
+            )
+        space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
+        package = space.get("__package__") or ""
+        if not any(name in _bound(statement) for statement in body):  # made within a function: all of it may matter
+            self._all(filename, body, package)
+            return
+        self._names({name}, filename, body, space, package)
+
+    def _names(
+        self, wanted: set[str], filename: str, body: list[ast.stmt], space: dict[str, Any], package: str
+    ) -> None:
+        """Statements of a module that bind some names, and what these reach."""
+        waiting = list(wanted)
+        while waiting:
+            name = waiting.pop()
+            if (filename, name) in self._met:
+                continue
+            self._met.add((filename, name))
+            mine = [statement for statement in body if name in _bound(statement)]
+            value = space.get(name)
+            if not mine and isinstance(value, type | FunctionType) and self._is_own(value.__module__):
+                self._definition(value)  # of another cell or, by a star, of another module
+                continue
+            if mine and isinstance(value, np.ndarray | Tensor):
+                self._arrays.append(_of_array(value))
+            for statement in mine:
+                used = _used(statement)
+                if used & BY_NAME:
+                    self._all(filename, body, package)
+                    return
+                self._texts.append(ast.unparse(statement))
+                self._imports([statement], package)
+                waiting += used
+
+    def _all(self, filename: str, body: list[ast.stmt], package: str) -> None:
+        """A module, whole, and what it imports."""
+        if (filename, "") not in self._met:
+            self._met.add((filename, ""))
+            self._texts.append("\n".join(map(ast.unparse, body)))
+            self._imports(body, package)
+
+    def _imports(self, statements: Iterable[ast.stmt], package: str) -> None:
+        """Modules of the user's own that some statements import, at whatever depth."""
+        for statement in statements:
+            for node in ast.walk(statement):
+                names: list[str] = []
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom):
+                    above = package.rsplit(".", node.level - 1)[0] if node.level else ""
+                    base = ".".join(part for part in (above, node.module) if part)
+                    names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+                for name in filter(None, names):
+                    self._module(name)
+
+    def _module(self, name: str) -> None:
+        if not self._is_own(name):
+            return
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None) or _found(name)
+        body = None if file is None else _statements(file)
+        if file is not None and body is not None:
+            inside = getattr(module, "__package__", None) or name.rpartition(".")[0]
+            self._all(file, body, inside)
+            values = vars(module).values() if isinstance(module, ModuleType) else ()
+            self._arrays += [_of_array(value) for value in values if isinstance(value, np.ndarray | Tensor)]
+
+    def _is_own(self, module: str) -> bool:
+        """Whether a module is the user's, and not a library's."""
+        top = module.partition(".")[0]
+        if top == self._home:
+            return True
+        if top == "otafl" or top in sys.stdlib_module_names:
+            return False
+        file = getattr(sys.modules.get(top), "__file__", None) or _found(top)
+        if file is None:
+            return top in sys.modules  # a prompt's or a notebook's
+        path = Path(file)
+        folder = path.parent.parent if path.stem == "__init__" else path.parent
+        library = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, STANDARD))
+        return not library and not any(folder.glob(f"{top}-*.dist-info"))
+
+
+def _functions(thing: Any) -> list[FunctionType]:
+    """A function itself, or those that were written for a class."""
+    found = [thing] if isinstance(thing, FunctionType) else filter(inspect.isfunction, vars(thing).values())
+    unwrapped = [inspect.unwrap(function) for function in found]
+    made = {function for function in unwrapped if function.__name__.startswith("__")}  # perhaps by `dataclass`
+    return [function for function in unwrapped if function not in made or function.__code__.co_filename != "<string>"]
+
+
+def _place(thing: Any) -> str:
+    """The file, or the cell of a notebook, in which a class or function was written."""
+    for function in _functions(thing):
+        return function.__code__.co_filename
+    return str(getattr(sys.modules.get(thing.__module__), "__file__", ""))
+
+
+def _statements(filename: str) -> list[ast.stmt] | None:
+    """The statements of a file or cell, without docstrings; None where there is no source."""
+    text = "".join(linecache.getlines(filename)) if filename.startswith("<") else _text(filename)
+    if not text:
+        return None
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # a notebook's magic
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree.body
+
+
+def _text(filename: str) -> str:
+    try:
+        return Path(filename).read_bytes().decode()
+    except (OSError, ValueError):
+        return ""
+
+
+def _found(name: str) -> str | None:
+    """The file of a module that is not loaded yet."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    """Names that a statement of a module gives a meaning to, or changes the meaning of."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in statement.names}
+    return {root for node in ast.walk(statement) for root in _written(node)}
+
+
+def _written(node: ast.AST) -> Iterator[str]:
+    """The names that a node writes to; of `a.b[c] = …` and of a call on its own, `a.append(…)`, that is a."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        yield from (inner.id for inner in ast.walk(node.value) if isinstance(inner, ast.Name))
+    if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+        inner: ast.AST = node
+        while isinstance(inner, ast.Attribute | ast.Subscript):
+            inner = inner.value
+        if isinstance(inner, ast.Name):
+            yield inner.id
+
+
+def _used(statement: ast.stmt) -> set[str]:
+    """All names in a statement."""
+    names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    return names | {
+        node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute) and node.attr in BY_NAME
+    }

@@ -1,0 +1,249 @@
+"""What a run found: its rows, its summary, its files, and reading them back.
+
+Knows: columns, seeds, run directories.
+Does not know: the loop over rounds, methods.
+"""
+
+import platform
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from otafl._version import __version__
+from otafl.config.schema import Config, digest_of, load_config
+from otafl.core.metrics import EXPLODED
+from otafl.disk import content_of, readable
+from otafl.errors import ConfigError, RunDirectoryError
+from otafl.registry import in_a_line
+from otafl.runs.directory import stored_summary
+from otafl.runs.table import Recorder
+
+LAST_ROUNDS = 50  # the paper's
+ACCURACIES = ("test_accuracy", "validation_accuracy", "mean_accuracy")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run found."""
+
+    config: Config
+    rounds: NDArray[np.int64]
+    """Recorded rounds, [R]."""
+    metrics: Mapping[str, NDArray[np.float64]]
+    """Column name to values [S, R]; NaN where there is none."""
+    params: Tensor
+    """x^T, [S, P]; the last model of a seed that diverged is not finite."""
+    diverged: Mapping[int, int]
+    """Failed seeds: seed to the round after which its model had exploded, or its test loss was not finite."""
+    summary: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    """What is to be known of a run that was read and not carried out."""
+
+    @property
+    def status(self) -> str:
+        """`complete`, or `failed` where a seed diverged."""
+        return str(self.summary["status"])
+
+
+def versions() -> dict[str, str]:
+    """What numbers may depend on in their last digits."""
+    return {
+        "otafl": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def failures(
+    config: Config,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    params: Tensor,
+    diverged: Mapping[int, int],
+) -> dict[int, int]:
+    """Failed seeds: those that diverged, and those that end with an exploded model or a loss that is not finite."""
+    failed = dict(diverged)
+    late = np.flatnonzero(rounds > first_averaged(config))
+    for s, seed in enumerate(config.experiment.seeds):
+        if seed in failed:
+            continue
+        lost = late[~np.isfinite(metrics["test_loss"][s, late])]
+        if len(lost):
+            failed[seed] = int(rounds[lost[0]])
+        elif not bool((params[s].abs() <= EXPLODED).all()):
+            failed[seed] = config.experiment.rounds
+    return {seed: failed[seed] for seed in config.experiment.seeds if seed in failed}
+
+
+def first_averaged(config: Config) -> int:
+    """Accuracies are averaged over the recorded rounds r above this one: T − 50, and never the untrained model."""
+    return max(0, config.experiment.rounds - LAST_ROUNDS)
+
+
+def summary_scores(
+    config: Config,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    diverged: Mapping[int, int],
+) -> dict[str, Any]:
+    """The part of a summary that follows from the rows; a failed seed counts with an accuracy of 0."""
+    seeds = config.experiment.seeds
+    late = np.flatnonzero(rounds > first_averaged(config))
+    scores: dict[str, Any] = {"averaged_over": averaged_over(config)}
+    for name in (*ACCURACIES, "test_loss"):
+        if name not in metrics:
+            continue
+        scores[name] = {}
+        for place, columns in ((scores[name], late), (scores[name].setdefault("final", {}), late[-1:])):
+            per_seed = {
+                str(seed): float(metrics[name][s, columns].mean())
+                for s, seed in enumerate(seeds)
+                if seed not in diverged
+            }
+            values = np.array([*per_seed.values(), *(0.0 for _ in diverged)])
+            known = name in ACCURACIES or not diverged
+            place["mean"] = float(values.mean()) if known else None
+            place["std"] = float(values.std(ddof=1)) if known and len(values) > 1 else None
+            place["per_seed"] = per_seed
+    active, spans = metrics["num_active"][:, 1:], np.diff(rounds)
+    if np.isfinite(active).any():
+        scores["num_active"] = float(np.nansum(active * spans) / (np.isfinite(active) * spans).sum())
+    if diverged:
+        scores["diverged"] = {str(seed): {"round": r, "cause": _cause(config)} for seed, r in diverged.items()}
+    return scores
+
+
+def averaged_over(config: Config) -> str:
+    """Which rows the accuracies of a summary are the mean of."""
+    first, last, every = first_averaged(config) + 1, config.experiment.rounds, config.experiment.eval_every
+    rows = [r for r in range(first, last + 1) if r % every == 0 or r == last]
+    return f"round {last}" if len(rows) == 1 else f"{len(rows)} rows of rounds {rows[0]} to {last}"
+
+
+def _cause(config: Config) -> str:
+    """What most likely made a model diverge."""
+    causes = [f"training.lr = {config.training.lr:g} is too large"]
+    gamma = getattr(config.algorithm.spec, "gamma", None)
+    if isinstance(gamma, float) and config.radio.noise_var_j > 0:
+        causes.append(f"algorithm.gamma = {gamma:g} lets too much receiver noise in")
+    if not config.imperfect.none:
+        causes.append("[imperfect] disturbs too much")
+    return ", or ".join(causes)
+
+
+@cache
+def current_commit() -> str | None:
+    """Commit of the source tree, where the package runs from one."""
+    source = Path(__file__).resolve().parent
+    if not any((parent / ".git").exists() for parent in source.parents[:3]):
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(source), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def read_run(path: str | Path) -> Result:
+    """The result of a finished run directory, its files verified; nothing is written, and no lock is taken."""
+    path = Path(path)
+    file = path / "config.toml"
+    with readable(path):
+        if not file.exists():
+            raise RunDirectoryError(f"{path}: is not a run directory (no config.toml)")
+        summary = stored_summary(path)
+    if summary is None or summary["status"] == "running":
+        raise RunDirectoryError(
+            f"{path}: has not finished; continue it with 'otafl run {path}/config.toml --out {path}'"
+        )
+    try:
+        text = content_of(file).decode()
+        if not summary["sealed"] and digest_of(tomllib.loads(text)) != summary["config"]:
+            raise ValueError("config.toml is not that of the run")
+        config = load_config(file)
+        recorder = Recorder(config.experiment.seeds, None)
+        recorder.restore(content_of(path / "metrics.csv").decode())
+        rounds, metrics = recorder.arrays()
+        diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
+        _check_rows(config, rounds, metrics, diverged)
+        models = load_file(path / "model.safetensors")
+        params = torch.stack([models[f"seed_{seed}"] for seed in config.experiment.seeds])
+        diverged = failures(config, rounds, metrics, params, diverged)
+        known = isinstance(summary["wall_s"], int | float) and isinstance(summary["device"], str)
+        if not known or params.shape[1] != summary["num_params"]:
+            raise ValueError("summary.json and model.safetensors do not belong together")
+        scores = summary_scores(config, rounds, metrics, diverged)
+        notes = _notes(path, summary)
+    except ConfigError as error:
+        raise RunDirectoryError(f"{path}: cannot be read here: {error}") from error
+    except Exception as error:
+        raise RunDirectoryError(
+            f"{path}: is complete but cannot be read ({in_a_line(error)}); delete it and run again"
+        ) from error
+    old = ("test_accuracy", "test_loss", "validation_accuracy", "mean_accuracy", "num_active", "diverged", "continued")
+    kept = {key: value for key, value in summary.items() if summary["sealed"] or key not in old}
+    summary = {**kept, **scores, "status": "failed" if diverged else "complete"}
+    return Result(config, rounds, metrics, params, diverged, summary, notes)
+
+
+def finished_on(path: Path, summary: Mapping[str, Any]) -> str:
+    """When a run finished."""
+    if "finished" in summary:
+        return str(summary["finished"]).replace("T", " ").removesuffix("+00:00") + " UTC"
+    changed = datetime.fromtimestamp((path / "summary.json").stat().st_mtime, UTC)
+    return changed.isoformat(" ", timespec="seconds").removesuffix("+00:00") + " UTC"
+
+
+def _notes(path: Path, summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a reader of a stored run should know."""
+    notes = []
+    if not summary["sealed"]:
+        notes.append("unsealed: made by a version of otafl that kept no digests, so its files cannot be verified")
+    made, commit = summary["versions"]["otafl"], summary.get("commit")
+    if made != __version__ or (commit and current_commit() and commit != current_commit()):
+        words = [
+            f"{version} ({c[:8]})" if c else version for version, c in ((made, commit), (__version__, current_commit()))
+        ]
+        notes.append(f"made by otafl {words[0]}; this is {words[1]}")
+    python = summary.get("sources", {}).get("python")
+    if python is not None and not platform.python_version().startswith(f"{python}."):
+        notes.append(f"made under Python {python}: whether its plug-ins have changed since cannot be told")
+    return (*notes, *(summary.get("continued", ()) if summary["sealed"] else ()))
+
+
+def _check_rows(
+    config: Config,
+    rounds: NDArray[np.int64],
+    metrics: Mapping[str, NDArray[np.float64]],
+    diverged: Mapping[int, int],
+) -> None:
+    """Every seed that did not diverge has all its rows."""
+    last, every = config.experiment.rounds, config.experiment.eval_every
+    expected = [r for r in range(last + 1) if r % every == 0 or r == last]
+    living = [s for s, seed in enumerate(config.experiment.seeds) if seed not in diverged]
+    if living and (rounds.tolist() != expected or np.isnan(metrics["staleness_max"][living]).any()):
+        raise ValueError("metrics.csv lacks rows")
+    if not set(diverged) <= set(config.experiment.seeds):
+        raise ValueError("summary.json names other seeds")
+    for name in ACCURACIES:
+        accuracy = metrics.get(name, np.zeros((len(config.experiment.seeds), 1)))[living]
+        if not ((accuracy >= 0) & (accuracy <= 1)).all():
+            raise ValueError(f"metrics.csv has an impossible {name}")

@@ -1,0 +1,1 @@
+"""How a run is carried out: built from its configuration, folded over rounds."""

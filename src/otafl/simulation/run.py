@@ -1,0 +1,344 @@
+"""The fold of an algorithm's `step` over the rounds of a world: the only loop over rounds.
+
+Knows: simulations, metrics, the run directory.
+Does not know: methods, how a result is shown.
+"""
+
+import dataclasses
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from otafl.config.schema import Config, load_config
+from otafl.core.metrics import Ledger, Rows, consensus, on_host
+from otafl.core.state import continued, rebuilt, tensors_of
+from otafl.errors import ConfigError, OtaflError, RunDirectoryError
+from otafl.radio.noise import NoiseSource
+from otafl.runs.directory import Checkpoint, RunDirectory
+from otafl.runs.identity import is_plugin, name_hash, sources
+from otafl.runs.result import Result, failures, finished_on, read_run, versions
+from otafl.runs.table import Recorder
+from otafl.simulation.build import Simulation, own_models
+from otafl.simulation.graph import Rounds
+from otafl.simulation.outcome import describe_device, devices_csv, summarise
+from otafl.world.data import load_dataset
+
+log = logging.getLogger(__name__)
+
+Observer = Callable[[int, Rows | None], None]
+"""Called before the first round and after every round: rounds done and, where one was recorded, the newest row."""
+
+
+class Interrupted(OtaflError):
+    """A signal stopped the run after a checkpoint; the same command continues."""
+
+    def __init__(self, number: int, round_: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} after round {round_}; the same command continues from there")
+        self.round, self.exit_status = round_, 128 + number
+
+
+def run(
+    config: Config | str | Path,
+    out: str | Path | None = None,
+    device: str = "auto",
+    *,
+    model: nn.Module | None = None,
+    noise: NoiseSource | None = None,
+    observer: Observer | None = None,
+    fresh: bool = False,
+) -> Result:
+    """Run a configuration (or preset, or TOML file) and return its results.
+
+    Args:
+        config: what to run.
+        out: a run directory to write, to continue if it was interrupted, or to read if it is complete; None
+            writes nothing.
+        device: "auto", "cpu" or "cuda".
+        model: a module to use instead of `[model]`; every seed starts from its present weights.
+        noise: a source of receiver noise instead of the addressed one.
+        observer: called after every round.
+        fresh: run anew in `out-2` (or `-3` …), where `out` is there already.
+    """
+    if not isinstance(config, Config | str | Path):
+        raise ConfigError(
+            f"run() takes a Config, a preset's name or the path of a TOML file, not a {type(config).__name__}"
+        )
+    if not isinstance(out, str | Path | None):
+        raise ConfigError(f"run(out=...) takes the path of a directory, not a {type(out).__name__}")
+    if not isinstance(config, Config):
+        config = load_config(config)
+    compute = choose_device(device)
+    if out is None:
+        return _fold(Simulation(config, compute, model, noise), None, observer)
+    if model is not None or noise is not None:
+        raise ConfigError("run(out=...) cannot record a model or noise passed as objects; register the model instead")
+    place, dataset = fresh_directory(Path(out)) if fresh else Path(out), None
+    if is_plugin(config.data.spec):  # whose arrays are a part of what the run is
+        dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
+    with RunDirectory.open(place, config, sources(config, dataset)) as directory:
+        if directory.finished() is not None:
+            return _already_complete(place)
+        with _heard_log() as messages:
+            sim = Simulation(config, compute, dataset=dataset)
+        directory.create()  # only now: what cannot be run leaves nothing behind
+        if directory.finished() is not None:  # by another process, meanwhile
+            return _already_complete(place)
+        for message in messages:
+            directory.log(message)
+        return _fold(sim, directory, observer)
+
+
+def _already_complete(place: Path) -> Result:
+    """The stored result, which says so."""
+    result = read_run(place)
+    done = f"already complete ({finished_on(place, result.summary)}), nothing was run"
+    return dataclasses.replace(result, notes=(done, *result.notes))
+
+
+def fresh_directory(place: Path) -> Path:
+    """The directory itself where it is not there yet, else the first that is free of `place-2`, `place-3` and so on."""
+    if not place.name or place.name == "..":
+        place = place.absolute().resolve()
+        if not place.name:
+            raise ConfigError(f"--fresh: nothing can be beside {place}; name a directory with --out")
+    number, free = 2, place
+    while free.exists() or free.is_symlink():
+        number, free = number + 1, place.with_name(f"{place.name}-{number}")
+    return free
+
+
+def choose_device(name: str) -> torch.device:
+    """The compute device of a name."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | None) -> Result:
+    """All rounds of a simulation, from the start or from a checkpoint."""
+    config = sim.config
+    num_rounds, eval_every = config.experiment.rounds, config.experiment.eval_every
+    state = sim.init()
+    tensors_of(state)  # a state that cannot be saved is refused now, not at the first checkpoint
+    ledger = Ledger.empty(len(sim.seeds), config.cell.devices, sim.device)
+    recorder = Recorder(sim.seeds, directory)
+    first, earlier_s = 0, 0.0
+    checkpoint = directory.load_checkpoint() if directory is not None else None
+    if checkpoint is None or not checkpoint.metrics:  # row 0 is written with the first row after it
+        recorder.add(0, on_host(_columns(sim, state, ledger, 0)), [True] * len(sim.seeds))
+    made_with = {**versions(), "device": describe_device(sim.device)}
+    continued = () if checkpoint is None else _changes(checkpoint, made_with)
+    if checkpoint is not None:
+        first, earlier_s = checkpoint.round, checkpoint.elapsed_s
+        state = _restore(state, checkpoint.tensors, sim.device)
+        ledger = Ledger.from_tensors(_part(checkpoint.tensors, "ledger", sim.device))
+        if checkpoint.metrics:
+            recorder.restore(checkpoint.metrics)
+        checkpoint.tensors.clear()  # their memory is wanted again
+    rounds = Rounds(sim, state, ledger)
+    started = last_saved = time.monotonic()
+    if directory is not None:
+        directory.begin()
+        directory.write("metrics.csv", recorder.text)
+        directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
+    if observer is not None:
+        observer(first, None)
+    with _signals(directory is not None) as stop:
+        for t in range(first, num_rounds):
+            rounds.advance(t)
+            state = rounds.state
+            done = t + 1
+            recorded = done % eval_every == 0 or done == num_rounds
+            row = None
+            columns = _columns(sim, state, ledger, done) if recorded else {}  # asked for while rounds still go on
+            if recorded or sim.device.type == "cpu":
+                sim.check()
+            if recorded:
+                alive = (ledger.diverged_at < 0).tolist()
+                if not any(alive):
+                    break
+                row = on_host(columns)
+                recorder.add(done, row, alive)
+            if observer is not None:
+                observer(done, row)
+            now = time.monotonic()
+            due = now - last_saved >= config.experiment.checkpoint_s and done < num_rounds
+            if directory is not None and (due or stop):
+                sim.check()
+                elapsed_s, tensors = earlier_s + now - started, _tensors(state, ledger)
+                directory.save_checkpoint(Checkpoint(done, elapsed_s, tensors, recorder.text, made_with, continued))
+                last_saved = time.monotonic()
+                directory.log(f"checkpoint after round {done}")
+                if stop:
+                    directory.log(f"stopped by {signal.Signals(stop[0]).name} after round {done}")
+                    raise Interrupted(stop[0], done)
+    wall_s = earlier_s + time.monotonic() - started
+    if directory is not None and rounds.how is not None:
+        directory.log(rounds.how)
+    return _finish(sim, state.params, ledger, recorder, wall_s, continued, directory)
+
+
+def _changes(checkpoint: Checkpoint, made_with: Mapping[str, str]) -> tuple[str, ...]:
+    """Where a run went on with other versions or threads than before: said, since digits may differ."""
+    before = checkpoint.made_with
+    changed = [f"{name} {before[name]} → {now}" for name, now in made_with.items() if before.get(name, now) != now]
+    if not changed:
+        return checkpoint.continued
+    text = f"continued from round {checkpoint.round} with other versions or threads ({', '.join(changed)})"
+    log.warning("%s: its last digits may not be those of a run without that", text)
+    return (*checkpoint.continued, text)
+
+
+def _columns(sim: Simulation, state: Any, ledger: Ledger, r: int) -> dict[str, Tensor]:
+    """All columns of x^r, each [S]."""
+    record = sim.config.experiment.record
+    columns: dict[str, Tensor] = {}
+
+    def score(prefix: str, params: Tensor, examples: Any) -> None:
+        scores = sim.objective.evaluate(params, examples)
+        if scores.accuracy is not None:
+            columns[f"{prefix}_accuracy"] = scores.accuracy
+        columns[f"{prefix}_loss"] = scores.loss
+
+    score("test", state.params, sim.test)
+    if sim.validation is not None:
+        score("validation", state.params, sim.validation)
+    mean = sim.mean_params(state) if "mean" in record else None
+    if mean is not None:
+        score("mean", mean, sim.test)
+    if "consensus" in record:
+        models = own_models(state)
+        columns["consensus"] = torch.zeros_like(ledger.active) if models is None else consensus(models)
+    if "gradient" in record:
+        weights = sim.sampler.image_weights(len(sim.objective.train.targets)).to(sim.device, sim.dtype)
+        columns["grad_norm_sq"] = sim.objective.grad_norm_sq(state.params, weights)
+        if mean is not None:
+            columns["mean_grad_norm_sq"] = sim.objective.grad_norm_sq(mean, weights)
+    return columns | ledger.row(r, sim.config.radio.bandwidth_hz)
+
+
+def _finish(
+    sim: Simulation,
+    params: Tensor,
+    ledger: Ledger,
+    recorder: Recorder,
+    wall_s: float,
+    continued: tuple[str, ...],
+    directory: RunDirectory | None,
+) -> Result:
+    """Build the result and write what a finished run leaves."""
+    recorder.write_first()  # every seed may have diverged before the first row after it
+    rounds, metrics = recorder.arrays()
+    diverged = {seed: r for seed, r in zip(sim.seeds, ledger.diverged_at.tolist(), strict=True) if r >= 0}
+    diverged = failures(sim.config, rounds, metrics, params, diverged)
+    summary = summarise(sim, rounds, metrics, diverged, wall_s)
+    if continued:
+        summary["continued"] = list(continued)
+    if directory is not None:
+        directory.write("metrics.csv", recorder.text)
+        model = {f"seed_{seed}": row.cpu().clone() for seed, row in zip(sim.seeds, params, strict=True)}
+        directory.write_model(model)
+        directory.write("devices.csv", devices_csv(sim, ledger))
+        directory.log(f"{summary['status']} after {wall_s:.1f} s")
+        directory.finish(summary)
+    return Result(sim.config, rounds, metrics, params, diverged, summary)
+
+
+def _tensors(state: Any, ledger: Ledger) -> dict[str, Tensor]:
+    """State and ledger as named host tensors that share no memory."""
+    named = {f"state.{name}": value for name, value in tensors_of(state).items()}
+    named |= {f"ledger.{name}": value for name, value in ledger.tensors().items()}
+    host = {}
+    seen: set[int] = set()
+    for name, value in named.items():
+        value = value.detach().cpu().contiguous()
+        host[name] = value.clone() if value.untyped_storage().data_ptr() in seen else value
+        seen.add(value.untyped_storage().data_ptr())
+    return host
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str, device: torch.device) -> dict[str, Tensor]:
+    """The tensors under a prefix, on the compute device."""
+    return {
+        name.removeprefix(f"{prefix}."): value.to(device)
+        for name, value in tensors.items()
+        if name.startswith(f"{prefix}.")
+    }
+
+
+def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+    """A state like the template with the tensors of a checkpoint."""
+    named = _part(tensors, "state", device)
+
+    filled: set[int] = set()
+
+    def fill(name: str, value: Tensor) -> Tensor:
+        """The saved tensor, in the memory of the template's where that is its alone: this keeps its layout."""
+        saved, place = named.pop(name), value.untyped_storage().data_ptr()
+        if value.shape != saved.shape or 0 in value.stride() or place in filled:
+            return saved
+        filled.add(place)
+        return value.copy_(saved)
+
+    try:
+        return continued(template, rebuilt(template, fill))
+    except KeyError as error:
+        raise RunDirectoryError(
+            f"the checkpoint lacks {error}: it was made by another version of this algorithm; start anew with --out"
+        ) from error
+
+
+@contextmanager
+def _heard_log() -> Iterator[list[str]]:
+    """What the library logs while inside, for log.txt."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("otafl")
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+@contextmanager
+def _signals(wanted: bool) -> Iterator[list[int]]:
+    """While inside, SIGINT and SIGTERM only leave their number in the list."""
+    stop: list[int] = []
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def remember(number: int, frame: Any) -> None:
+        if stop:  # the second signal does not wait for the round
+            raise KeyboardInterrupt
+        stop.append(number)
+
+    old = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def default_directory(config: Config) -> Path:
+    """`runs/<name>-<eight characters>` of the configuration and its plug-ins: the same command finds its run."""
+    return Path("runs") / f"{config.experiment.name}-{name_hash(config)}"

@@ -1,0 +1,215 @@
+"""Runs on this machine: worker processes that are restarted when they die.
+
+Knows: studies, worker processes.
+Does not know: what the runs are about.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from otafl import registry
+from otafl.studies.study import Study
+from otafl.studies.sweep import Case
+
+MOST_DEATHS = 3  # of workers that were carrying out the same run
+POLL_S = 0.2
+
+
+@dataclass
+class Board:
+    """How a study stands; `changed` is called when something happened."""
+
+    total: int
+    changed: Callable[["Board"], None] = lambda board: None
+    finished: int = 0
+    running: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Label of a run to rounds done and rounds in all."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Run directory's name to what went wrong."""
+    messages: deque[str] = field(default_factory=deque)
+    """Lines not shown yet."""
+
+    def advance(self, case: Case, rounds: int) -> None:
+        """So many rounds of a run are done."""
+        self.running[case.label] = (rounds, case.config.experiment.rounds)
+        self.changed(self)
+
+    def settle(self, case: Case, report: Mapping[str, Any]) -> None:
+        """A run has ended as its worker's last report says."""
+        self.running.pop(case.label, None)
+        if "error" in report:
+            self.errors[case.folder] = report["error"]
+            self.messages.append(f"{case.label}: {report['error']}")
+        elif "done" in report:
+            self.finished += 1
+            if report["done"] != "complete":
+                self.messages.append(f"{case.label}: a seed diverged; see runs/{case.folder}/summary.json")
+        self.changed(self)
+
+
+class Stopped(Exception):
+    """The study was asked to stop; every run has a checkpoint."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+class _Worker:
+    """One process, and the case it is at."""
+
+    def __init__(self, log: IO[bytes], threads: int) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "otafl.studies.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is the parent's
+        )
+        self.case: Case | None = None
+        self._rest = b""
+
+    def give(self, case: Case, task: dict[str, Any]) -> None:
+        self.case = case
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died: its output ends, which is noticed
+            self.process.stdin.write(json.dumps(task).encode() + b"\n")
+            self.process.stdin.flush()
+
+    def close(self) -> None:
+        """Make sure that it is gone, and close the pipes."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+    def reports(self) -> list[dict[str, Any]] | None:
+        """What it has told since; None where its output has ended."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 65536)
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines if line]
+
+
+def carry_out(study: Study, cases: list[Case], board: Board, workers: int, device: str, threads: int) -> None:
+    """Do the cases, several at a time; what goes wrong is in `board.errors`, and the others go on."""
+    waiting, deaths = deque(cases), dict.fromkeys((case.folder for case in cases), 0)
+    selector = selectors.DefaultSelector()
+    stop: list[int] = []
+    crew: list[_Worker] = []
+
+    def assign(worker: _Worker) -> None:
+        if not waiting or stop:
+            worker.case = None
+            return
+        case = waiting.popleft()
+        task = {"config": case.config.to_toml(), "out": str(study.place(case)), "device": device, "threads": threads}
+        task["plugins"] = registry.plugin_files()
+        worker.give(case, task)
+        board.advance(case, 0)
+
+    def hire(log: IO[bytes]) -> None:
+        worker = _Worker(log, threads)
+        crew.append(worker)
+        assert worker.process.stdout is not None
+        selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        assign(worker)
+
+    def settle(worker: _Worker, report: dict[str, Any]) -> None:
+        case = worker.case
+        assert case is not None
+        if "progress" in report:
+            board.advance(case, report["progress"])
+            return
+        worker.case = None
+        board.settle(case, report)
+        assign(worker)
+
+    def bury(worker: _Worker, log: IO[bytes]) -> None:
+        assert worker.process.stdout is not None
+        selector.unregister(worker.process.stdout)
+        status = worker.process.wait()
+        worker.close()
+        crew.remove(worker)
+        case = worker.case
+        if case is None or stop:
+            return
+        deaths[case.folder] += 1
+        cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        if status == -signal.SIGKILL:
+            cause += " (out of memory?)"
+        if deaths[case.folder] < MOST_DEATHS:
+            board.messages.append(f"{case.label}: its worker was {cause}; it is continued by another")
+            waiting.appendleft(case)
+        else:
+            line = f"its worker was {cause}, {MOST_DEATHS} times; run fewer at once (--workers) or a smaller case"
+            board.settle(case, {"error": line})
+        hire(log)
+
+    try:
+        with caught_signals(stop), open(study.folder / "workers.log", "ab") as log:
+            for _ in range(min(workers, len(cases))):
+                hire(log)
+            while any(worker.case for worker in crew) and not stop:
+                for key, _ in selector.select(POLL_S):
+                    worker = key.data
+                    reports = worker.reports()
+                    if reports is None:
+                        bury(worker, log)
+                    for report in reports or []:
+                        settle(worker, report)
+            _dismiss(crew, bool(stop))
+    finally:
+        for worker in crew:
+            worker.close()
+        selector.close()
+    if stop:
+        raise Stopped(stop[0])
+
+
+@contextlib.contextmanager
+def caught_signals(stop: list[int] | None = None) -> Iterator[list[int]]:
+    """While inside, SIGINT and SIGTERM only leave their number in the list."""
+    caught = [] if stop is None else stop
+    old = {
+        number: signal.signal(number, lambda number, frame: caught.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield caught
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _dismiss(crew: list[_Worker], interrupted: bool, patience_s: float = 60.0) -> None:
+    """Let idle workers go, and have busy ones write a checkpoint first."""
+    for worker in crew:
+        assert worker.process.stdin is not None
+        if interrupted:
+            worker.process.terminate()
+        with contextlib.suppress(BrokenPipeError):
+            worker.process.stdin.close()
+    until = time.monotonic() + patience_s
+    for worker in crew:
+        try:
+            worker.process.wait(max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
