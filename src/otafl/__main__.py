@@ -1,7 +1,7 @@
 """`python -m otafl` is the command `otafl`.
 
 Knows: the command line.
-Does not know: anything else.
+Does not know: what the commands do.
 """
 
 from otafl.cli import main

@@ -1,6 +1,6 @@
-"""The command line: verbs only, everything else is in the library.
+"""The command line: one function per command; everything else is in the library.
 
-Knows: how to ask and how to answer on a terminal.
+Knows: commands, their options, exit statuses.
 Does not know: how anything is computed.
 """
 
@@ -80,19 +80,19 @@ app.add_typer(data_app, name="data")
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and status 2, a bug one line and the path of a log."""
+    """Run the command line; a user's mistake gives one line and status 2, a bug one line and the path of a log."""
     _mend_streams()
     logging.basicConfig(level=logging.WARNING, format="otafl: %(message)s")
     logging.raiseExceptions = False  # a message that cannot be shown is no reason to stop
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's: what comes of it is checked, and said in a line
+            warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's; results are checked for it
             status = app(standalone_mode=False)
         sys.stdout.flush()
     except OtaflError as error:
         _fail(str(error), error.exit_status)
     except SystemExit as stop:
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # click's way to say that nobody reads any more
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # click: the reader of the pipe has gone
             sys.exit(141)
         raise stop
     except KeyboardInterrupt:
@@ -119,12 +119,12 @@ def main() -> None:
 
 
 def _mend_streams() -> None:
-    """A closed stream becomes one that swallows everything; a terminal that cannot show a sign gets a '?'."""
+    """Connect closed streams to the null device; a character that a terminal cannot show becomes a '?'."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)  # else a file of the run would get its number
+            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)  # else a file of the run would get this descriptor
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -134,13 +134,13 @@ def _mend_streams() -> None:
 
 
 def _silence_output() -> None:
-    """What is still in the buffer of a standard output that takes nothing must not be tried again at the end."""
+    """Send what is left in the output buffer to the null device, so that Python does not fail on it at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_traceback() -> str:
-    """The present traceback in a file of its own; its path."""
+    """Write the current traceback to a new file; returns its path."""
     with tempfile.NamedTemporaryFile(
         "w", prefix="otafl-", suffix=".log", delete=False, encoding="utf-8", errors="replace"
     ) as log:
@@ -150,7 +150,7 @@ def _write_traceback() -> str:
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    """One line, whatever the message quotes."""
+    """Print the message as one line, even if it quotes line breaks, and exit."""
     line = "".join(c if c.isprintable() else " " for c in message)
     say(f"otafl: {' '.join(line.split())}")
     sys.exit(status)
@@ -220,7 +220,7 @@ def sweep(
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME.")] = None,
     plugin: Plugins = None,
 ) -> int:
-    """Run every combination of a sweep file; the same command does what is missing."""
+    """Run every combination of a sweep file; the same command again runs what is missing."""
     from otafl.studies.sweep import load_sweep
 
     _check_out(out)
@@ -330,7 +330,7 @@ def theory(
     out: Annotated[str, typer.Option(metavar="FILE", help="The figure that a run gets.")] = "theory.png",
     plugin: Plugins = None,
 ) -> None:
-    """What the paper's analysis says about a configuration, term by term, and beside it what a run measured."""
+    """Show what the paper's analysis says about a configuration, term by term, and beside it what a run measured."""
     _check_out(out)
     from otafl.config.schema import load_config
 
@@ -368,7 +368,7 @@ def check(
     overrides: Overrides = None,
     plugin: Plugins = None,
 ) -> int:
-    """Try to catch a method, a user's own too, at what no method may do: the checks that ours have passed."""
+    """Check that a method, built in or your own, keeps the rules that hold for every method."""
     from otafl.conformance import check as examine
     from otafl.conformance import knowledge_line
 
@@ -386,7 +386,7 @@ def check(
 
 
 def _check_out(out: str | None) -> None:
-    """An unset shell variable must not mean this folder."""
+    """Refuse an empty --out, which an unset shell variable gives, and one that is not valid UTF-8."""
     if out is not None and not out.strip():
         raise ConfigError("--out is empty; name a directory")
     if out is not None and not out.isascii() and any("\ud800" <= c <= "\udfff" for c in out):
@@ -394,7 +394,7 @@ def _check_out(out: str | None) -> None:
 
 
 def _parsed(overrides: list[str] | None) -> dict[str, Any]:
-    """What `--set` says."""
+    """The overrides that `--set` gives."""
     from otafl.config.schema import parse_override
 
     return dict(parse_override(text) for text in overrides or [])
@@ -424,7 +424,7 @@ def list_(
 
 
 def _list_algorithms() -> None:
-    """Methods with what they know: the paper's Table 1."""
+    """Print all methods with their channel knowledge, as in the paper's Table 1."""
     from otafl.papers.fedoag.table1 import declared, marks
 
     print(f"  {'':<16} {'channel h_i':^16} {'statistics Λ_i':^16}")
@@ -461,7 +461,7 @@ def reproduce(
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
 ) -> int:
-    """Make the paper's figures and tables again, ours beside its claims; the same command continues."""
+    """Reproduce the paper's figures and tables, and compare with its claims; the same command continues."""
     if what == ["table1"] and out is None:
         from otafl.papers.fedoag.table1 import table1
 
@@ -524,7 +524,7 @@ def data_get(name: Annotated[str, typer.Argument(help="mnist or fashion-mnist.")
 
 @app.command()
 def doctor() -> None:
-    """Tell what is installed, which devices there are and where data is."""
+    """Show what is installed, which compute devices there are and where data is."""
     import importlib.metadata
     import importlib.util
     import platform
@@ -561,7 +561,7 @@ def doctor() -> None:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`0-4` or `0,2,5` as a list."""
+    """Parse seeds that are written as `0-4` or `0,2,5`."""
     from otafl.config.schema import MOST_SEEDS
 
     try:

@@ -1,11 +1,11 @@
-"""What a method must keep, checked on any method, a user's own too: `otafl check METHOD`.
+"""Checks that a method, built in or a user's own, keeps the rules that hold for every method: `otafl check METHOD`.
 
-Every check runs the method in a small world and tries to catch it at something that the equations of a paper do not
-allow: a server that knows what it was not told, noise that is drawn again and subtracted, a look at channels of later
-rounds, too much energy, hidden state, seeds that disturb one another, a run that does not continue as it was.
+Every check runs the method in a small world and looks for something that the equations of a paper do not allow: a
+server that knows what it was not told, noise that is drawn again and subtracted, use of the channels of later rounds,
+too much energy, hidden state, seeds that influence one another, a resumed run that gives other results.
 
-Knows: simulations, rounds, how to disturb them behind a method's back.
-Does not know: methods.
+Knows: simulations, rounds, how to change them without the method noticing.
+Does not know: single methods.
 """
 
 import dataclasses
@@ -55,14 +55,14 @@ WORLD: dict[str, Any] = {
     "cell.radius_m": 900.0,
 }
 NUM_PARAMS = 12 * 5 + 5 + 5 * 3 + 3
-# The energy limit d E_s is the paper's, so that a γ for the paper's network lets the same devices be heard here; noise
-# is a third of the largest update, which in so few dimensions is much.
+# The energy limit d E_s is the paper's, so that a γ for the paper's network has the same threshold here. The noise is a
+# third of the largest update, which is much in so few dimensions.
 WORLD["radio.tx_power_dbm"] = linear_to_db(PAPER_PARAMS / NUM_PARAMS)
 WORLD["radio.noise_dbm_hz"] = -173.0 + linear_to_db(PAPER_PARAMS / NUM_PARAMS) - 46.0
 SILENT = {"pathloss.name": "log-distance", "pathloss.reference_db": 280.0}
 IMAGES = {"data.name": "digits", "model.name": "cnn", "model.channels": [3], "training.engine": "auto"}
 LATE = 400
-MOMENTS = (*range(ROUNDS), 37, 120, LATE - 1)  # rounds that are tried: also late ones
+MOMENTS = (*range(ROUNDS), 37, 120, LATE - 1)  # rounds that are tried, late ones included
 Verdict = Literal["ok", "FAIL", "note"]
 
 
@@ -75,7 +75,7 @@ class Finding(NamedTuple):
 
 
 def check(algorithm: str, overrides: Mapping[str, Any] | None = None) -> Iterator[Finding]:
-    """Run every check on a method; `overrides` are keys of the small world, and the method's own.
+    """Run every check on a method; `overrides` change keys of the small world or of the method.
 
     >>> [finding.name for finding in check("fedavg") if finding.verdict == "FAIL"]
     []
@@ -85,7 +85,7 @@ def check(algorithm: str, overrides: Mapping[str, Any] | None = None) -> Iterato
     for name, examine in CHECKS.items():
         try:
             verdict, text = examine(config)
-        except Exception as error:  # whatever a method does must not end the other checks
+        except Exception as error:  # the other checks are still made
             verdict, text = "FAIL", in_a_line(error)
             crashes.append(text)
         if len(crashes) == 2 and crashes[0] == crashes[1]:
@@ -101,7 +101,7 @@ def world_of(algorithm: str, overrides: Mapping[str, Any] | None = None) -> Conf
 
 
 def _simulated(config: Config, **changes: Any) -> Simulation:
-    """On the readable engine, where a step must be pure."""
+    """A simulation on the reference engine, where a step must be pure."""
     return Simulation(config.replace({"training.engine": "reference", **changes}), torch.device("cpu"))
 
 
@@ -114,13 +114,13 @@ class Listening(Round):
     sent: list[Tensor]
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """As any round does it."""
+        """Report as in any round, and remember it."""
         self.reports.append(super().report(values, who))
         self.said.append(self.reports[-1].values.clone())
         return Reports(self.reports[-1].values.clone(), self.reports[-1].who.clone())
 
     def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception | None = None) -> Tensor:
-        """As any round does it."""
+        """Transmit as in any round, and remember it."""
         self.received.append(super().uplink(signal, tx_scale, who, reception))
         self._remember(signal, tx_scale, who)
         return self.received[-1].clone()
@@ -131,19 +131,19 @@ class Listening(Round):
 
 
 class Replaying(Listening):
-    """A round in which the server is told and hears what another round's was; what devices do goes nowhere."""
+    """A round whose server gets the reports and signals of another round; what its own devices send is dropped."""
 
     left: tuple[list[Reports], list[Tensor]]
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """What was reported before; nothing, where nothing was."""
+        """The reports of the other round; none if it had no more."""
         self.said.append(torch.where(who, values, 0.0))
         nothing = Reports(torch.zeros_like(values), torch.zeros_like(who))
         old = self.left[0].pop(0) if self.left[0] else nothing
         return Reports(old.values.clone(), old.who.clone())
 
     def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception | None = None) -> Tensor:
-        """What was heard before; nothing, where nothing was."""
+        """What was heard in the other round; zeros if it had no more."""
         self._remember(signal, tx_scale, who)
         if self.left[1]:
             return self.left[1].pop(0).clone()
@@ -152,10 +152,10 @@ class Replaying(Listening):
 
 
 class Deaf(Round):
-    """A round whose server hears rubbish of a thousandth of the size."""
+    """A round whose server hears random vectors of a thousandth of the true norm."""
 
     def uplink(self, signal: Any, tx_scale: Tensor, who: Tensor, reception: Reception | None = None) -> Tensor:
-        """Not what was sent."""
+        """A random vector instead of what was sent."""
         heard = super().uplink(signal, tx_scale, who, reception)
         drawn = Streams(7).at("rubbish", int(self.t)).standard_normal(tuple(heard.shape))
         rubbish = torch.nn.functional.normalize(torch.from_numpy(drawn), dim=-1).to(heard.dtype)
@@ -163,7 +163,7 @@ class Deaf(Round):
 
 
 def _listening(sim: Simulation, t: int, **changes: Any) -> Listening:
-    """Round t, which remembers; it is a Round like any other, so that no method can tell."""
+    """Round t as a `Listening` round; for the method it is a Round like any other."""
     made: Any = sim.round_at(t, **changes)
     made.__class__ = Listening
     made.reports, made.received, made.said, made.sent = [], [], [], []
@@ -171,7 +171,7 @@ def _listening(sim: Simulation, t: int, **changes: Any) -> Listening:
 
 
 def _replaying(sim: Simulation, t: int, recorded: Listening, factors: Tensor, **changes: Any) -> Replaying:
-    """Round t with what was told and heard in another; devices' knowledge of channels is times `factors` [S, M]."""
+    """Round t with the reports and signals of `recorded`; devices know their channels times `factors` [S, M]."""
     made: Any = _listening(sim, t, **changes)
     made.__class__ = Replaying
     made.left = list(recorded.reports), list(recorded.received)
@@ -183,7 +183,7 @@ def _replaying(sim: Simulation, t: int, recorded: Listening, factors: Tensor, **
 
 
 def _other(quantity: Quantity, values: Tensor, factors: Tensor) -> Tensor:
-    """What a device knows of its channel [..., M], times factors or turned by them; the server's antennas stay."""
+    """Multiply what devices know of their channels [..., M] by factors; a phase is rotated, and the server's stay."""
     if quantity not in OWN:
         return values
     return values * (
@@ -192,11 +192,11 @@ def _other(quantity: Quantity, values: Tensor, factors: Tensor) -> Tensor:
 
 
 class _Elsewhere(Simulation):
-    """The same places and mean gains with other fades, so that other devices are heard."""
+    """A simulation with the same positions and mean gains but other fading, so that other devices are heard."""
 
     def _world(self, seed: int) -> Trajectory:
         mine = super()._world(seed)
-        if getattr(self.config.algorithm.spec, "ideal_radio", False):  # uploads without a radio carry their sender
+        if getattr(self.config.algorithm.spec, "ideal_radio", False):  # an ideal upload names its sender
             return mine
         drawn = Streams(seed + 1_000).at("other fades").standard_normal((2, *mine.each.shape))
         each = np.sqrt(mine.antenna_gain / 2)[..., None] * (drawn[0] + 1j * drawn[1])
@@ -205,7 +205,7 @@ class _Elsewhere(Simulation):
 
 
 class _OtherFuture(Simulation):
-    """Channels that are others from the middle of the run on."""
+    """A simulation whose channels differ from the middle of the run on."""
 
     def _world(self, seed: int) -> Trajectory:
         config = self.config
@@ -230,7 +230,7 @@ def _server(config: Config) -> tuple[Verdict, str]:
         recorded.append((t, listening, state.params.clone()))
     if not any(listening.received for _, listening, _ in recorded):
         return "FAIL", "no uplink() in any round: the server cannot have learnt anything"
-    other, state = _Elsewhere(long.replace({}), torch.device("cpu")), None  # afterwards, and with a method of its own
+    other, state = _Elsewhere(long.replace({}), torch.device("cpu")), None  # a new instance of the method
     other.problem = dataclasses.replace(other.problem, server=sim.problem.server, plan=sim.problem.plan)
     shape = recorded[0][1].device._values["h"].shape
     for t, before, params in recorded:
@@ -249,7 +249,7 @@ def _server(config: Config) -> tuple[Verdict, str]:
 
 
 def _give_as_many(replaying: Replaying, before: Listening) -> None:
-    """Nobody is active where nobody was, which the server may notice, and somebody where somebody was."""
+    """Let somebody be active in exactly those seeds in which somebody was: the server may notice silence."""
     assert replaying._active is not None
     assert before._active is not None
     somebody = before._active.any(-1, keepdim=True)
@@ -259,7 +259,7 @@ def _give_as_many(replaying: Replaying, before: Listening) -> None:
 
 
 def _isolation(config: Config) -> tuple[Verdict, str]:
-    """What a device says and sends depends on its own channel and data, and on what the server told."""
+    """What a device reports and sends depends only on its own channel and data, and on what the server told it."""
     sim, odd = _simulated(config, **{"experiment.rounds": LATE}), 2
     state = other = sim.init()
     factors = torch.ones(len(sim.seeds), config.cell.devices, dtype=torch.float64)
@@ -289,7 +289,7 @@ def _isolation(config: Config) -> tuple[Verdict, str]:
 
 
 def _deaf(config: Config) -> tuple[Verdict, str]:
-    """A server that hears rubbish does not learn."""
+    """A server that hears random vectors does not learn."""
     rounds = 40
     sim = Simulation(config.replace({"experiment.rounds": rounds}), torch.device("cpu"))
     deaf, hearing = sim.init(), sim.init()
@@ -317,8 +317,8 @@ def _deaf(config: Config) -> tuple[Verdict, str]:
 
 
 def _noise(config: Config) -> tuple[Verdict, str]:
-    """With a receiver that adds none, the addressed noise is not in what the server makes of what it heard."""
-    loud = config.radio.noise_dbm_hz + 30.0  # so that whoever takes it off moves by nothing else
+    """If the receiver adds no noise, the model's steps are not correlated with the noise that it would have added."""
+    loud = config.radio.noise_dbm_hz + 30.0  # so that it dominates the step of a method that subtracts it
     sim = _simulated(config, **{"radio.noise_dbm_hz": loud})
     if not isinstance(sim.air, Air):
         return "ok", "no radio, no noise"
@@ -333,7 +333,7 @@ def _noise(config: Config) -> tuple[Verdict, str]:
         after, _ = sim.algorithm.step(state, sim.round_at(t, air=dataclasses.replace(sim.air, noise=silence)))
         moved = torch.nn.functional.normalize(after.params - state.params, dim=-1)
         for noise in drawn:
-            if noise.shape != moved.shape:  # of another length, it cannot be taken off
+            if noise.shape != moved.shape:  # noise of another length cannot be subtracted
                 continue
             alike += (moved * torch.nn.functional.normalize(noise, dim=-1)).sum(-1)[moved.norm(dim=-1) > 0].tolist()
         state = after
@@ -359,13 +359,13 @@ def _future(config: Config) -> tuple[Verdict, str]:
     state, changed = one.init(), other.init()
     for t in (t for t in (*MOMENTS, LATE // 2 - 1) if t < LATE // 2):
         state, changed = one.step(state, t).state, other.step(changed, t).state
-        if _distance(changed.params, state.params) > 1e-9:  # a solver may stop a step later for other channels' sake
+        if _distance(changed.params, state.params) > 1e-9:  # a solver may need another step for other channels
             return "FAIL", f"the model after round {t} depends on channels of later rounds"
     return "ok", "channels of later rounds change nothing"
 
 
 def _energy(config: Config) -> tuple[Verdict, str]:
-    """Nobody exceeds the limit, over many rounds."""
+    """No device exceeds the energy limit in many rounds."""
     result = run(config.replace({"experiment.rounds": 5 * ROUNDS, "cell.devices": 10}), device="cpu")
     ratios = result.metrics["energy_ratio_max"]
     largest = float(np.nanmax(ratios)) if np.isfinite(ratios).any() else 0.0
@@ -378,7 +378,7 @@ def _energy(config: Config) -> tuple[Verdict, str]:
 
 
 def _reports(config: Config) -> tuple[Verdict, str]:
-    """How much devices tell by scalars, and what that says of their channels."""
+    """How many scalars devices report, and what these reveal of their channels."""
     sim = _simulated(config, **{"experiment.rounds": 3 * ROUNDS})
     state = sim.init()
     factors = torch.full((len(sim.seeds), config.cell.devices), 1.7, dtype=torch.float64)
@@ -416,14 +416,14 @@ def _reports(config: Config) -> tuple[Verdict, str]:
 
 
 def _rank_correlation(pairs: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
-    """Spearman's, 0 where one side is constant."""
+    """Spearman's rank correlation; 0 if one side is constant."""
     from scipy.stats import spearmanr
 
     return 0.0 if (pairs.std(0) == 0).any() else float(spearmanr(*pairs.T).statistic)
 
 
 def _purity(config: Config) -> tuple[Verdict, str]:
-    """A step changes no state but its own result, and gives the same result again."""
+    """A step does not change the state it is given, and gives the same result when repeated."""
     sim = _simulated(config)
     state = sim.init()
     for t in range(4):
@@ -445,7 +445,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _seeds(config: Config) -> tuple[Verdict, str]:
-    """A seed alone is the seed in a batch."""
+    """A seed gives the same models alone and beside others."""
     together = run(config.replace({"experiment.seeds": [0, 1, 2]}), device="cpu")
     alone = run(config.replace({"experiment.seeds": [1]}), device="cpu")
     difference = _distance(together.params[1:2], alone.params)
@@ -455,7 +455,7 @@ def _seeds(config: Config) -> tuple[Verdict, str]:
 
 
 def _engines(config: Config) -> tuple[Verdict, str]:
-    """Every engine gives the readable one's models."""
+    """Every engine gives the same models as the reference engine."""
     models = {
         engine: run(config.replace({"training.engine": engine}), device="cpu").params
         for engine in ("reference", "batched", "auto")
@@ -473,7 +473,7 @@ def _distance(one: Tensor, other: Tensor, least: float = 1.0) -> float:
 
 
 def _resume(config: Config) -> tuple[Verdict, str]:
-    """Interrupted before the first row and after it, a run ends with the same bytes."""
+    """A run that is interrupted before and after the first row ends with the same bytes."""
 
     class Stop(Exception):
         pass
@@ -502,7 +502,7 @@ def _resume(config: Config) -> tuple[Verdict, str]:
 
 
 def _silence(config: Config) -> tuple[Verdict, str]:
-    """Rounds in which hardly anybody can be heard, and a convolutional network, end as others do."""
+    """The method runs without error where hardly anybody is heard, with a CNN, and in single precision."""
     worlds: dict[str, dict[str, Any]] = {
         "a silent world": SILENT,
         "a CNN": IMAGES,
@@ -519,7 +519,7 @@ def _silence(config: Config) -> tuple[Verdict, str]:
 
 
 def _cohort(config: Config) -> tuple[Verdict, str]:
-    """With some devices drawn for each round, only these take part."""
+    """If some devices are drawn for each round, only these take part."""
     try:
         run(config.replace({"cell.cohort": 2}), device="cpu")
     except Exception as error:
@@ -528,7 +528,7 @@ def _cohort(config: Config) -> tuple[Verdict, str]:
 
 
 def _devices(config: Config) -> tuple[Verdict, str]:
-    """On a GPU, where there is one, the models are the CPU's."""
+    """On a GPU, if there is one, the models are the same as on the CPU."""
     if not torch.cuda.is_available():
         return "ok", ""
 
@@ -565,11 +565,11 @@ CHECKS: dict[str, Callable[[Config], tuple[Verdict, str]]] = {
     "cohort": _cohort,
     "devices": _devices,
 }
-"""Name of a check to what does it; the docstrings say what each demands."""
+"""Name of a check to its function, whose docstring says what it demands."""
 
 
 def knowledge_line(algorithm: str, overrides: Mapping[str, Any] | None = None) -> str:
-    """What a method declares to know of the channel."""
+    """One line about the channel knowledge that a method declares."""
     spec = world_of(algorithm, overrides).algorithm.spec
     knowledge = getattr(spec, "knowledge", None)
     if knowledge is None:

@@ -1,7 +1,7 @@
-"""Single files, as a run needs them: read if they are regular, written whole or not at all, locked.
+"""Reads regular files only, writes files whole or not at all, and locks them.
 
-Knows: files.
-Does not know: what is in them.
+Knows: the file system and its errors.
+Does not know: what the files contain.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ def no_links(path: str, flags: int) -> int:
 
 
 def _regular(path: str, flags: int) -> int:
-    """Opens a regular file; anything else, a pipe that nobody writes to for instance, is refused at once."""
+    """Opens a regular file; anything else is refused at once, for instance a pipe, which could block for ever."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -61,7 +61,7 @@ def sync(path: Path) -> None:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file beside its place and rename it: it appears whole or not at all."""
+    """Write a file under a temporary name and rename it, so that it appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary, content)
@@ -72,7 +72,7 @@ def put(path: Path, content: bytes) -> None:
 
 
 def locked(path: Path, taken: str, advice: str) -> IO[str]:
-    """An open file that this process alone has locked; its content is the process's number."""
+    """Lock a file for this process alone and return it, open; it contains the process id."""
     file = open(path, "a+", encoding="utf-8", opener=no_links)  # noqa: SIM115 - held as long as the caller keeps it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +89,7 @@ def locked(path: Path, taken: str, advice: str) -> IO[str]:
 
 @contextlib.contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Turn what keeps somebody from looking at a path into one line."""
+    """Turn errors in reading a path into a one-line RunDirectoryError."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def readable(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one line."""
+    """Turn errors in writing to a path into a one-line RunDirectoryError, with advice."""
     try:
         yield
     except ValueError as error:  # a name with a zero byte
@@ -119,6 +119,6 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def _os_error_number(message: str) -> int | None:
-    """The number in '… (os error N)', as safetensors reports what the system refused."""
+    """The number in '… (os error N)', the form in which safetensors reports errors of the system."""
     found = re.search(r"os error (\d+)", message)
     return int(found.group(1)) if found else None

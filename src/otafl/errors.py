@@ -1,7 +1,7 @@
-"""The errors a user can cause, each one line that says what to do; and how a line is said.
+"""The errors a user can cause, each shown as one line that says what to do; and `say`, which prints such lines.
 
 Knows: exit statuses, the standard error stream.
-Does not know: what went wrong.
+Does not know: where the errors are raised.
 """
 
 import contextlib
@@ -9,7 +9,7 @@ import sys
 
 
 def say(line: str) -> None:
-    """Print a line on the standard error stream, where there is one that takes it: no run stops for want of it."""
+    """Print a line on the standard error stream; if that is not possible, go on without it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(line, file=sys.stderr, flush=True)
 
@@ -49,5 +49,5 @@ class RunBusyError(RunDirectoryError):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is the system's or torch's way to say that there is no memory left."""
+    """Whether an error of Python or torch means that there is no memory left."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error))

@@ -1,7 +1,7 @@
-"""Addressed random streams: the only place that seeds.
+"""Random streams with addresses, from which all randomness of a run is derived.
 
-A stream is named by (seed, name, t) and is a pure function of that address, so every method meets the same
-world, a new draw somewhere changes nothing elsewhere, and no generator state is ever saved.
+A stream is a pure function of its address (seed, name, t). So every method meets the same world, a new draw in one
+place changes nothing elsewhere, and no generator state has to be saved.
 
 Knows: seeds, names and rounds.
 Does not know: what is drawn.
@@ -33,7 +33,7 @@ class Streams:
         return np.random.Generator(np.random.PCG64(self._sequence(name, t)))
 
     def anonymous(self, name: str, t: int = 0) -> np.random.Generator:
-        """The same stream as `at`, from a generator that does not tell its address."""
+        """The same stream as `at`, from a generator that does not reveal its address."""
         source, nameless = np.random.PCG64(self._sequence(name, t)), np.random.PCG64(0)
         nameless.state = source.state
         return np.random.Generator(nameless)

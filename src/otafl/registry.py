@@ -1,7 +1,7 @@
-"""Names of everything a configuration can choose, found without importing it.
+"""The names of all classes that a configuration can choose.
 
-Built-in classes are listed as `module:class`, so that listing them costs no import; plug-ins join by
-`register(kind, name)` in Python or by an entry point of the group `otafl.<kind>` for the command line.
+Built-in classes are listed as `module:class`, so that listing them imports nothing. Plug-ins are added in Python by
+`register(kind, name)`, or for the command line by an entry point of the group `otafl.<kind>`.
 
 Knows: names and where classes live.
 Does not know: what the classes do.
@@ -96,13 +96,13 @@ _registered: dict[str, dict[str, type]] = {kind: {} for kind in BUILTIN}
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """' (did you mean X?)' for the nearest allowed word, or nothing."""
+    """The hint ' (did you mean X?)' with the nearest allowed word, or '' if none is near."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def register(kind: str, name: str) -> Callable[[Class], Class]:
-    """Class decorator that makes a plug-in known under a name."""
+    """Class decorator that registers a plug-in under a name."""
 
     def remember(cls: Class) -> Class:
         old = _registered[kind].get(name)
@@ -120,7 +120,7 @@ _stamps: "weakref.WeakKeyDictionary[type, tuple[str, float, int] | None]" = weak
 
 
 def _stamp(cls: type) -> None:
-    """Remember the state of a class's file as it is loaded."""
+    """Remember path, time and size of a class's file when the class is loaded."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     _stamps[cls] = None if file is None else _state(file)
 
@@ -134,16 +134,16 @@ def _state(file: str) -> tuple[str, float, int] | None:
 
 
 def changed_since_loaded(cls: type) -> str | None:
-    """The file of a plug-in's class, if it is not what it was when the class was registered."""
+    """The file of a plug-in's class if it has changed since the class was loaded, else None."""
     stamp = _stamps.get(cls)
     return stamp[0] if stamp is not None and _state(stamp[0]) != stamp else None
 
 
-_plugin_files: dict[str, ModuleType] = {}  # absolute path to the module it became
+_plugin_files: dict[str, ModuleType] = {}  # absolute path to the module loaded from it
 
 
 def load_plugin(path: str | Path) -> None:
-    """Run a Python file, so that what it registers is known; the same file again is not run again."""
+    """Run a Python file so that its classes are registered; a file that was run before is not run again."""
     file = os.path.abspath(path)
     if file in _plugin_files:
         return
@@ -154,7 +154,7 @@ def load_plugin(path: str | Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if (folder := str(Path(file).parent)) not in sys.path:
-        sys.path.append(folder)  # it may import what lies beside it
+        sys.path.append(folder)  # so that it can import modules beside it
     try:
         spec.loader.exec_module(module)
     except OtaflError:
@@ -165,7 +165,7 @@ def load_plugin(path: str | Path) -> None:
 
 
 def plugin_files() -> list[str]:
-    """Files that `load_plugin` has run, for processes that need them too."""
+    """Files that `load_plugin` has run, so that worker processes can load them, too."""
     return list(_plugin_files)
 
 
@@ -231,7 +231,7 @@ def source(kind: str, name: str) -> ast.ClassDef:
 
 
 def guarded(what: str, spec: object, call: Callable[[], Result]) -> Result:
-    """Run code of a chosen class; what a plug-in raises becomes one line, what the library raises stays a bug."""
+    """Call code of a chosen class; an error in a plug-in becomes one line, an error in the library stays as it is."""
     try:
         return call()
     except OtaflError:
@@ -244,7 +244,7 @@ def guarded(what: str, spec: object, call: Callable[[], Result]) -> Result:
 
 
 def _place(error: BaseException) -> str:
-    """Where an error came from: the innermost line that is neither the library's nor that of one it uses."""
+    """File and line of an error: the innermost frame that is neither in otafl nor in an installed package."""
     package = Path(__file__).parent
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
     own = [frame for frame in frames if package not in Path(frame.filename).parents and frame.lineno]
@@ -252,5 +252,5 @@ def _place(error: BaseException) -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Kind and first line of an error."""
+    """The type and the first line of an error."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

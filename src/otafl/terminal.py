@@ -1,7 +1,7 @@
 """What a run shows on a terminal: progress, and its results at the end.
 
-Knows: how to show.
-Does not know: what was asked.
+Knows: how progress and results are shown.
+Does not know: commands and their options.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ SECONDS_BETWEEN_LINES = 15.0  # progress lines where there is no terminal
 
 
 def headline(config: "Config") -> str:
-    """What is about to run."""
+    """One line about the run that is about to start."""
     seeds = ", ".join(map(str, config.experiment.seeds))
     return (
         f"{config.algorithm.name} on {config.data.name}: {config.experiment.rounds} rounds, "
@@ -29,7 +29,7 @@ def headline(config: "Config") -> str:
 
 
 class Progress:
-    """A bar with time left on a terminal, a line now and then elsewhere; called after every round."""
+    """Shows progress as a bar on a terminal, elsewhere by a line from time to time; called after every round."""
 
     def __init__(self, config: "Config", headline: str) -> None:
         self._headline = headline
@@ -85,7 +85,7 @@ class Progress:
 
 
 def print_summary(result: "Result", out: Path) -> None:
-    """A run's results, and where they are."""
+    """Print a run's results, and where they are stored."""
     summary = result.summary
     for note in result.notes:
         print(note)

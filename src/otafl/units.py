@@ -23,5 +23,5 @@ def linear_to_db(ratio: float) -> float:
 
 
 def dbm_to_watt(dbm: float) -> float:
-    """Power in watt of a value in dBm, and likewise joule of a density in dBm/Hz."""
+    """Power in watts of a value in dBm; equally, energy in joules of a density in dBm/Hz."""
     return 1e-3 * db_to_linear(dbm)

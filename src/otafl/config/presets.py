@@ -1,4 +1,4 @@
-"""Named starting points: what differs from the defaults, which are the paper's stationary setting.
+"""Named starting configurations. A preset holds what differs from the defaults, the paper's stationary setting.
 
 Knows: sections and keys.
 Does not know: how they are validated or run.
@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from otafl.world.files import MNIST_FILES
 
 Layer = dict[str, dict[str, Any]]
-"""Sections of keys."""
+"""Section to its keys and values."""
 
 
 class Preset(NamedTuple):
-    """One line about it, and the layer it puts on the defaults."""
+    """A one-line description, and a function that gives the keys which differ from the defaults."""
 
     summary: str
     layer: Callable[[], Layer]

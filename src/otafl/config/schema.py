@@ -1,7 +1,7 @@
 """A run's configuration: typed, validated, TOML in and out.
 
-A section's schema is the fields of the class it chooses. Every default is the paper's stationary setting, so an
-empty file is a valid configuration; presets are what differs from it.
+The keys of a section are the fields of its class. The defaults are the paper's stationary setting, so an empty file
+is a valid configuration. A preset lists only what differs from the defaults.
 
 Knows: sections, keys, presets.
 Does not know: how a run is carried out.
@@ -35,25 +35,25 @@ from otafl.world.placement import Cell
 
 Record = Literal["server", "mean", "consensus", "gradient", "validation"]
 MOST_SEEDS = 1000
-LARGEST, SMALLEST = 1e30, 1e-100  # sizes of numbers: with others, the library's own formulas would leave float64
-DEEPEST = 8  # lists within lists
+LARGEST, SMALLEST = 1e30, 1e-100  # limits of |value|: beyond them, our formulas leave the range of float64
+DEEPEST = 8  # levels of nested lists
 PAPER_PARAMS = 814_090  # d of the paper's network, for which its γ was chosen
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """How long, how often, what is recorded."""
+    """How long a run is, how often it is recorded, and what is recorded."""
 
     name: str = "stationary"
     """First part of the default run directory's name."""
     rounds: Annotated[int, Ge(1), Le(10**7)] = 800
-    """T; paper: 800."""
+    """Number of rounds T; paper: 800."""
     seeds: Annotated[tuple[Annotated[int, Ge(0), Lt(2**32)], ...], MinLen(1), MaxLen(MOST_SEEDS)] = (0, 1, 2, 3, 4)
-    """Each seed is a world, a partition, an initial model and noise of its own; paper: five repetitions."""
+    """Each seed has its own world, partition, initial model and noise; paper: five repetitions."""
     eval_every: Annotated[int, Ge(1)] = 10
     """Rounds between recorded rows; the first and the last model are always recorded."""
     record: tuple[Record, ...] = ("server",)
-    """x^t always; on request x̄^t ("mean"), "consensus" distance, "gradient" norm, "validation" scores."""
+    """x^t is always scored. On request: x̄^t ("mean"), "consensus" distance, "gradient" norm, "validation" scores."""
     checkpoint_s: Annotated[float, Gt(0)] = 60.0
     """Seconds between checkpoints."""
 
@@ -66,34 +66,34 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Training:
-    """Local training."""
+    """How devices train locally."""
 
     local_steps: Annotated[int, Ge(1), Le(10**5)] = 10
-    """s; paper: 10."""
+    """Local steps s in a round; paper: 10."""
     batch_size: Annotated[int, Ge(1), Le(10**6)] = 32
-    """Images of a mini-batch; paper: 32."""
+    """Images in a mini-batch; paper: 32."""
     batches: Literal["per_step", "per_round"] = "per_step"
-    """A fresh mini-batch per step, or one per round for all its steps (Algorithm 1 to the letter)."""
+    """A fresh mini-batch for every step, or one for all steps of a round, exactly as in Algorithm 1."""
     lr: Annotated[float, Gt(0), Le(1e30)] = 0.1
-    """η_0; paper: searched over 0.1 … 0.0003."""
+    """Initial learning rate η_0; the paper searched over 0.1 … 0.0003."""
     lr_schedule: Literal["inverse_sqrt", "constant"] = "inverse_sqrt"
-    """η_t = η_0/√(1 + t/10), or η_0."""
+    """Learning rate of round t: η_t = η_0/√(1 + t/10), or η_t = η_0."""
     warmup: Annotated[int, Ge(0), Le(10**6)] = 0
-    """Rounds in which η_t rises to that: times (t + 1)/warmup."""
+    """Number of first rounds in which η_t is multiplied by (t + 1)/warmup."""
     engine: Literal["auto", "preactivation", "batched", "reference"] = "auto"
-    """Pre-activation space where the model allows it and it pays, else "batched"; or the readable loop."""
+    """How it is computed: "auto" is "preactivation" where that is fast, else "batched"; "reference" is a plain loop."""
     precision: Literal["float32", "tf32", "float64"] = "float32"
-    """Of models and training ("tf32": products on a GPU; else as float32); channel algebra is always float64."""
+    """Number type of models and training ("tf32": float32 with TF32 products on a GPU); channels are always float64."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """μ of local SGD; velocities start at zero in every round."""
+    """Momentum μ of local SGD; velocities start at zero in every round."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """λ: every local step adds λ w to the gradient."""
+    """Weight decay λ: every local step adds λ w to the gradient."""
     proximal: Annotated[float, Ge(0)] = 0.0
-    """ρ: every local step adds ρ (w − w_0), w_0 the model that the round's local work starts from (FedProx)."""
+    """Proximal weight ρ (FedProx): every local step adds ρ (w − w_0), where w_0 is the round's start model."""
     clip: Annotated[float, Gt(0)] = math.inf
-    """C: largest norm of a round's own progress (w_s − w_0)/η_t; what is longer is shortened to it."""
+    """Largest norm C of a round's local progress (w_s − w_0)/η_t; longer progress is scaled down to norm C."""
     skip_unheard: bool = True
-    """Leave a device untrained that will never transmit again, where only x^t is recorded; x^t is the same."""
+    """Skip devices that never transmit again; x^t is unchanged. Ignored if "mean" or "consensus" is recorded."""
 
     def __post_init__(self) -> None:
         if math.isnan(self.clip):
@@ -101,18 +101,18 @@ class Training:
 
     @property
     def rule(self) -> LocalRule:
-        """What a local step is."""
+        """The rule of a local step."""
         return LocalRule(self.momentum, self.weight_decay, self.proximal, self.clip)
 
     def lr_at(self, t: int) -> float:
-        """η_t."""
+        """Learning rate η_t of round t."""
         lr = self.lr / math.sqrt(1 + t / 10) if self.lr_schedule == "inverse_sqrt" else self.lr
         return lr * (t + 1) / self.warmup if t < self.warmup else lr
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A named class of the registry and an instance of it."""
+    """A name in the registry, and an instance of the class with that name."""
 
     name: str
     spec: Any
@@ -120,7 +120,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides a run's numbers."""
+    """All settings of a run."""
 
     experiment: Experiment
     data: Choice
@@ -136,7 +136,7 @@ class Config:
     algorithm: Choice
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Sections and keys with every value."""
+        """All sections, each with all its keys and values."""
         sections = {}
         for section in SECTIONS:
             value = getattr(self, section)
@@ -203,16 +203,16 @@ CHOSEN = {
     "fading": ("fading", "rayleigh"),
     "algorithm": ("algorithms", "fedoag"),
 }
-"""Section to registry kind and default name."""
+"""Section to the kind of class that it chooses, and the default name."""
 
 RETIRED = ("refresh", "pruning")
-"""Keys of FedOAG in older files, which changed nothing but the memory of a simulated server."""
+"""Keys of FedOAG that older files may have; ignored, since they changed only the memory of the simulated server."""
 PARTITION_KEYS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Partition))
-"""Keys that [data] has whatever the data set."""
+"""Keys of [data] that do not depend on the data set."""
 
 
 def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] | None = None) -> Config:
-    """The configuration of a preset or TOML file, with `{"section.key": value}` on top.
+    """Load a preset or a TOML file, and apply overrides `{"section.key": value}`.
 
     >>> load_config("mixed", {"experiment.rounds": 50}).experiment.rounds
     50
@@ -231,12 +231,12 @@ def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] 
 
 
 def scaled_gamma(gamma: float, config: Config) -> float:
-    """γ for this model with the threshold γ/√(d E_s) that `gamma` is for the paper's: the same devices are heard."""
+    """Scale γ from the paper's d to this model's, so that the threshold γ/√(d E_s), and who is heard, stay the same."""
     return float(f"{gamma * math.sqrt(num_params(config) / PAPER_PARAMS):.4g}")
 
 
 def num_params(config: Config) -> int:
-    """D, the number of the model's parameters."""
+    """Number d of the model's parameters."""
     return _num_params(config.data, config.model, config.cell.devices)
 
 
@@ -275,7 +275,7 @@ def _read_toml(path: Path) -> Layer:
 
 
 def _nest(overrides: Mapping[str, Any]) -> Layer:
-    """`{"section.key": value}` as sections."""
+    """Group `{"section.key": value}` by section."""
     layer: Layer = {}
     for dotted, value in overrides.items():
         section, dot, key = str(dotted).partition(".")
@@ -286,7 +286,7 @@ def _nest(overrides: Mapping[str, Any]) -> Layer:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`section.key=value` of the command line; the value is TOML, a bare word is a string."""
+    """Parse `section.key=value` from the command line; the value is TOML, and a bare word is a string."""
     dotted, equals, raw = text.partition("=")
     if not equals or not raw.strip() or "\n" in text:
         raise ConfigError(f"--set {text}: write section.key=value, for instance --set training.lr=0.03")
@@ -302,8 +302,8 @@ def parse_override(text: str) -> tuple[str, Any]:
 def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
     """Merge a base layer with what the user gave, and validate.
 
-    Where the user chooses another `name` in a section, that section's other keys of the base layer are dropped; with
-    `keep_fitting` (a file, or a resolved configuration) those stay that the newly chosen class has too.
+    Where the user chooses another `name` in a section, the base layer's other keys of that section are dropped. With
+    `keep_fitting` (for a file or a resolved configuration), keys that the new class has, too, are kept.
     """
     merged: Layer = {}
     for layer in (base, user):
@@ -346,7 +346,7 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
 
 
 def _check_one_world(built: Mapping[str, Any]) -> None:
-    """Refuse two values of what is one thing, and combinations that no model covers."""
+    """Refuse sections that contradict one another, and combinations that are not modelled."""
     fading, loss, name = built["fading"].spec, built["pathloss"], built["fading"].name
     measured = [built[section].name == "measured" for section in ("pathloss", "fading")]
     if any(measured):
@@ -389,12 +389,12 @@ def _own_keys(cls: Any) -> frozenset[str]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Where in a value something is wrong."""
+    """Position of an error within a list, as `[index]`."""
     return "".join(f"[{index}]" for index in location if isinstance(index, int))
 
 
 def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str] = frozenset(), whose: str = "") -> Any:
-    """An instance of a section's class, or one line that says what is wrong."""
+    """Build an instance of a section's class; a wrong key or value raises a one-line error."""
     types = registry.guarded(f"{section}: {cls.__name__}", cls, lambda: get_type_hints(cls, include_extras=True))
     fields = {f.name: f for f in dataclasses.fields(cls)}
     allowed = sorted({*fields, *also})
@@ -411,7 +411,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
         except ValidationError as error:
             first, *others = error.errors()
             place = _place(first["loc"])
-            alike = [other["msg"] for other in others if _place(other["loc"]) == place]  # what else it could have been
+            alike = [other["msg"] for other in others if _place(other["loc"]) == place]  # other types it may have
             choices = [first["msg"].removeprefix("Input "), *(text.removeprefix("Input should be ") for text in alike)]
             raise ConfigError(f"{section}.{key}{place} = {as_toml(first['input'])}: {' or '.join(choices)}") from error
     required = dataclasses.MISSING
@@ -428,7 +428,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
 
 
 def _check_value(section: str, key: str, value: Any, is_plugin: bool, depth: int = 0) -> None:
-    """Refuse numbers that nobody means, names that no file can have, and lists within lists without end."""
+    """Refuse numbers out of range, strings that are not valid UTF-8, and lists that are nested too deeply."""
     if isinstance(value, list | tuple):
         if depth == DEEPEST:
             raise ConfigError(f"{section}.{key}: has lists within lists, more than {DEEPEST} deep")
@@ -448,12 +448,12 @@ def _check_value(section: str, key: str, value: Any, is_plugin: bool, depth: int
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples, all the way down, since sections are hashable."""
+    """Turn nested lists into tuples, since sections must be hashable."""
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _fields(spec: Any) -> dict[str, Any]:
-    """A section's keys and values as TOML has them; None is a key left out."""
+    """A section's keys and values in TOML types; keys whose value is None are left out."""
     values = {f.name: _plain(getattr(spec, f.name)) for f in dataclasses.fields(spec)}
     return {key: value for key, value in values.items() if value is not None}
 

@@ -33,20 +33,20 @@ ALIGNMENT = 32  # elements: the largest alignment that matrix products ask for
 
 @dataclass(frozen=True)
 class Problem:
-    """What a method is given once, before round 0."""
+    """The constants of a run, given to a method before round 0."""
 
     num_devices: int
     num_params: int
     symbol_energy_j: float
     noise_var_j: float
     initial: Tensor
-    """x^0, [S, P]."""
+    """Initial model x^0, [S, P]."""
     server: View
-    """What the server declared to know, at round 0."""
+    """The channel knowledge that the server declared, at round 0."""
     plan: Mapping[str, Tensor] = field(default_factory=dict)
     """What the method's `plan` decided, each [T, S, ...]."""
     cohort: int = 0
-    """Devices that may take part in a round (`cell.cohort`); 0 for all."""
+    """Number of devices that may take part in a round (`cell.cohort`); 0 for all."""
 
     @property
     def taking_part(self) -> int:
@@ -56,8 +56,8 @@ class Problem:
     def devices(self, anchor: Tensor | None = None) -> Devices:
         """Devices that each start from x^0.
 
-        With a first `anchor` [S, P], x^0 or what the server keeps of it, they remember from then on which server model
-        each last received, and measure their updates against it.
+        With an initial `anchor` [S, P], x^0 or what the server stores of it, each device also remembers the server
+        model that it last received, its anchor, and its updates are measured against that.
         """
         if anchor is not None and (type(anchor) is not Tensor or anchor.shape != self.initial.shape):
             raise PluginError(f"problem.devices(): an anchor is a model for each seed, {list(self.initial.shape)}")
@@ -65,11 +65,11 @@ class Problem:
         return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices))
 
     def vectors(self) -> Vectors:
-        """A vector of zeros, as long as the model, for every device to remember something in."""
+        """One vector of zeros per device, as long as the model: a memory, for instance for error feedback."""
         return Vectors(self._aligned().zero_())
 
     def _aligned(self) -> Tensor:
-        """[S, M, P], each device's part in memory aligned for matrix products."""
+        """An empty tensor [S, M, P] in which each device's part is aligned in memory for matrix products."""
         num_seeds, num_params = self.initial.shape
         aligned = -(-num_params // ALIGNMENT) * ALIGNMENT
         return self.initial.new_empty(num_seeds, self.num_devices, aligned)[..., :num_params]
@@ -82,11 +82,11 @@ class Info:
     active: Tensor
     """Devices that took part, bool [S, M]."""
     norm_bound: Tensor | None = None
-    """B_t, [S]."""
+    """Norm bound B_t, [S]."""
     anchors: Tensor | None = None
     """Models the server holds for its devices, [S]."""
     weights: Tensor | None = None
-    """w_i in "recovered update = Σ_i w_i Δ_i + noise", [S, M]."""
+    """Weights w_i in "recovered update = Σ_i w_i Δ_i + noise", [S, M]."""
     noise_std: Tensor | None = None
     """Standard deviation of that noise per coordinate, [S]."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
@@ -94,76 +94,76 @@ class Info:
 
 
 class Algorithm(Protocol):
-    """A method: what it must have."""
+    """What every method must have."""
 
     knowledge: ClassVar[Knowledge]
-    """What it reads of the channel, on which side."""
+    """The channel quantities that its devices and its server read."""
 
     def init(self, problem: Problem) -> Any:
-        """The state before round 0: a dataclass of tensors, `Vectors` and such dataclasses, what the next round needs.
+        """The state before round 0: a dataclass whose fields are tensors, `Vectors`, or again such dataclasses.
 
-        It has a field `params`, the server model [S, P]. If it has `Devices`, what `problem.devices` gave, the mean
-        model and the consensus distance are those of their models.
+        It must have a field `params`, the server model [S, P]. If it has `Devices` (from `problem.devices`), the mean
+        model and the consensus distance are computed from their models.
         """
         ...
 
     def step(self, state: Any, round: "Round") -> tuple[Any, Info]:  # noqa: A002 - the field's own word
-        """One round: the next state, and diagnostics."""
+        """Carry out one round; returns the next state, and diagnostics."""
         ...
 
 
 class Foresight(Protocol):
-    """What a method may say of itself beforehand; each is looked for by its name, and none is needed."""
+    """Optional members, found by name, with which a method tells beforehand what it will do."""
 
     ideal_radio: ClassVar[bool] = False
-    """Whether its uplink is the error-free one: no channel, noise or energy."""
+    """Whether its uplink is error-free, without channel, noise or energy limit."""
 
     downlink_errors: ClassVar[bool] = True
-    """False: errors of what devices receive would get into what they send, so `imperfect.downlink_std` is refused."""
+    """If False, `imperfect.downlink_std` is refused, since the errors would get into what devices send."""
 
     gamma: float
-    """A key of this name is FedOAG's γ: presets scale it with √d, and `otafl theory` and maps take its threshold."""
+    """A key of this name is FedOAG's γ: the preset `quick` scales it with √d; `otafl theory` and maps use it."""
 
     def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        """What the server decides from its view alone and tells everybody, for all rounds at once, each [T, S, ...].
+        """What the server decides for all rounds from its view alone and tells everybody; each tensor [T, S, ...].
 
-        Thresholds designed from channel statistics, for instance. `draw(name)` gives uniform random numbers [T, S]. It
-        is then `problem.plan`, and a round has its own part as `round.plan`.
+        An example is thresholds designed from channel statistics. `draw(name)` gives uniform random numbers [T, S]. The
+        result becomes `problem.plan`, and a round has its own part as `round.plan`.
         """
         ...
 
     def active(self, device: View, problem: Problem) -> Tensor | None:
-        """Who transmits, where what devices know and the plan decide it, for all rounds at once: a mask [T, S, M].
+        """Mask of who transmits in each round, [T, S, M], if channel knowledge and the plan alone decide it; else None.
 
-        Then it is known beforehand: a round has it as `round.active`, devices that do not transmit need not train, and
-        only these may report and transmit. None where it depends on what happens.
+        A round has its own part as `round.active`. Only these devices may report and transmit, and devices that will
+        not be heard again need not train.
         """
         ...
 
 
 class Spent(NamedTuple):
-    """What the uplink of a round was, for the ledger."""
+    """What devices sent and spent in a round, for the ledger."""
 
     transmissions: tuple[Transmission, ...]
     energy_j: Tensor
     """Energy of every device, float64 [S, M]."""
     energy_ratio: Tensor
-    """That of an upload over its limit, the largest of the round, float64 [S, M]."""
+    """Largest energy of an upload over its limit, for every device, float64 [S, M]."""
     scalars: Tensor
     """Reported scalars, int [S]."""
     strays: Tensor
     """Whether a device was heard that the method had declared silent, bool [S]."""
     absent: Tensor
-    """Whether a device is said to have taken part that neither reported nor transmitted, bool [S]."""
+    """Whether `Info.active` names a device that neither reported nor transmitted, bool [S]."""
 
 
 class Step(NamedTuple):
-    """One round done."""
+    """The result of one round."""
 
     state: Any
     info: Info
     spent: Spent
     energy_ratio: Tensor
-    """Largest energy of a device over the limit, [S]."""
+    """Largest energy of any device's upload over its limit, [S]."""
     finite: Tensor
     """Whether the server model is finite and has not exploded, bool [S]."""

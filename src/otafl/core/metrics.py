@@ -1,19 +1,18 @@
-"""What is measured, each quantity defined once.
+"""The measured quantities, each defined once.
 
-A row describes x^r after r rounds. Quantities of rounds (num_active … noise_to_update) are taken over the rounds
-since the previous row; round 0 has none. Blank means that a quantity does not exist there.
+A row describes x^r after r rounds. num_active, norm_bound, energy_ratio_max, snr_db and noise_to_update are taken over
+the rounds since the previous row, so row 0 has none. A blank means that a quantity does not exist there.
 
     test_accuracy, test_loss          share of right answers and mean loss of x^r on the test set
     validation_accuracy, …_loss       the same on the validation set (record "validation")
     mean_accuracy, mean_loss          the same on the test set for x̄^r, the mean of the devices' models ("mean")
     num_active                        devices that took part, mean over the rounds
-    norm_bound                        largest norm ‖Δ_i‖ that may be sent: B_t, that of the active devices' vectors, or
-                                      the bound at which they are clipped; mean over the rounds in which somebody was
-                                      active
-    staleness_mean, staleness_max     r − τ_i, with τ_i the last round before r in which device i took part (−1 at
-                                      first), over devices
+    norm_bound                        B_t: the largest norm ‖Δ_i‖ of the active devices, or the norm at which they are
+                                      clipped; mean over the rounds with an active device
+    staleness_mean, staleness_max     mean and maximum of r − τ_i over the devices; τ_i is the last round in which
+                                      device i took part, −1 before the first
     anchors                           models the server holds for its devices after r rounds
-    energy_ratio_max                  largest energy of a device in a round over the limit d E_s
+    energy_ratio_max                  largest energy of a device's upload over its limit Q E_s, d E_s for updates
     snr_db                            received signal-to-noise ratio ‖Σ h_i x̂_i‖²/(Q σ_z²), mean over the rounds
                                       with a transmission, in dB
     noise_to_update                   ‖z‖/‖Σ h_i x̂_i‖, the noise in the recovered mean update over that update,
@@ -23,10 +22,10 @@ since the previous row; round 0 has none. Blank means that a quantity does not e
                                       ("gradient")
     energy_j                          energy spent by all devices so far
     channel_uses                      analog channel uses so far: Q per transmission, d for updates
-    uplink_s                          seconds that these take, each 1/B for a bandwidth B
+    uplink_s                          seconds that these channel uses take, each 1/B for a bandwidth B
     scalar_reports                    scalars reported over the error-free digital link so far
 
-Knows: states, what rounds did.
+Knows: what rounds did and spent, devices' models.
 Does not know: methods, files.
 """
 
@@ -41,7 +40,7 @@ from otafl.core.contract import Step
 from otafl.units import linear_to_db
 
 Rows = dict[str, list[float]]
-"""Column to one value per seed; NaN is blank."""
+"""Column name to one value per seed; NaN means blank."""
 
 
 COLUMNS = (
@@ -67,13 +66,13 @@ COLUMNS = (
     "uplink_s",
     "scalar_reports",
 )
-"""Columns of metrics.csv after seed and round, in order; a method's own follow."""
+"""Columns of metrics.csv after seed and round, in order; a method's own columns follow."""
 RESERVED_COLUMNS = frozenset({"seed", "round", *COLUMNS})
 INTEGER_COLUMNS = frozenset({"staleness_max", "anchors", "channel_uses", "scalar_reports"})
-EXPLODED = 1e15  # a parameter beyond this, or that is no number: the seed has diverged
-SNR = "snr_db"  # a power ratio until it is on the host
+EXPLODED = 1e15  # a seed has diverged if a parameter is larger in magnitude, or NaN
+SNR = "snr_db"  # a power ratio until `on_host` converts it to dB
 INTERVAL = ("active", "bound", "bound_rounds", "energy_ratio", "snr", "noise_to_update", "sent_rounds")
-"""Fields of the ledger that start anew with every row."""
+"""Fields of the ledger that are set to zero after every row."""
 
 
 @dataclass
@@ -83,19 +82,19 @@ class Ledger:
     uploads: Tensor
     """Rounds in which each device took part, int [S, M]."""
     last_active: Tensor
-    """τ_i, int [S, M]; −1 before the first time."""
+    """Last round τ_i in which each device took part, int [S, M]; −1 before the first."""
     energy_j: Tensor
-    """float64 [S, M]."""
+    """Energy that each device has spent, float64 [S, M]."""
     channel_uses: Tensor
-    """int [S]."""
+    """Analog channel uses so far, int [S]."""
     scalar_reports: Tensor
-    """int [S]."""
+    """Scalars reported so far, int [S]."""
     diverged_at: Tensor
     """Number of rounds after which the model had first exploded, int [S]; −1 while it has not."""
     anchors: Tensor
     """Models held, float64 [S]; NaN where the method has none."""
     rounds: Tensor
-    """Rounds since the last row, a scalar; what follows is summed or maximised over these, float64 [S]."""
+    """Rounds since the last row, a scalar. The fields below are sums or maxima over these rounds, float64 [S]."""
     active: Tensor
     bound: Tensor
     bound_rounds: Tensor
@@ -107,7 +106,7 @@ class Ledger:
 
     @staticmethod
     def empty(num_seeds: int, num_devices: int, device: torch.device) -> "Ledger":
-        """Before round 0."""
+        """The ledger before round 0."""
 
         def whole(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -159,7 +158,7 @@ class Ledger:
             self.extra.setdefault(name, torch.zeros_like(self.active)).add_(value)
 
     def row(self, r: int, bandwidth_hz: float) -> dict[str, Tensor]:
-        """Columns of the ledger after r rounds, each [S]; then the interval starts anew."""
+        """Columns of the ledger after r rounds, each [S]; then resets what is counted per row."""
         staleness = (r - self.last_active).to(torch.float64)
         columns = {
             "num_active": self.active / self.rounds,
@@ -184,16 +183,16 @@ class Ledger:
         return columns
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """All tensors by name, for a checkpoint."""
         named = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "extra"}
         return named | {f"extra.{name}": value for name, value in self.extra.items()}
 
     def copied(self) -> "Ledger":
-        """A ledger with the same numbers and memory of its own."""
+        """A copy that shares no memory with this ledger."""
         return Ledger.from_tensors({name: value.clone() for name, value in self.tensors().items()})
 
     def take(self, other: "Ledger") -> None:
-        """The numbers of another ledger of the same run."""
+        """Copy the numbers of another ledger of the same run into this one."""
         for name, value in other.tensors().items():
             if name.startswith("extra."):
                 self.extra.setdefault(name[6:], torch.empty_like(value)).copy_(value)
@@ -202,13 +201,13 @@ class Ledger:
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> "Ledger":
-        """From a checkpoint."""
+        """The ledger whose `tensors` a checkpoint holds."""
         extra = {name.removeprefix("extra."): value for name, value in tensors.items() if name[:6] == "extra."}
         return Ledger(**{name: value for name, value in tensors.items() if name[:6] != "extra."}, extra=extra)
 
 
 def on_host(columns: Mapping[str, Tensor]) -> Rows:
-    """Columns as numbers, fetched from the compute device at once; a signal-to-noise ratio in dB."""
+    """Columns as Python numbers, fetched from the compute device in one transfer; converts the SNR to dB."""
     values = torch.stack([value.to(torch.float64) for value in columns.values()]).tolist()
     rows: Rows = dict(zip(columns, values, strict=True))
     rows[SNR] = [linear_to_db(value) if value > 0 else math.nan for value in rows[SNR]]
@@ -216,7 +215,7 @@ def on_host(columns: Mapping[str, Tensor]) -> Rows:
 
 
 def consensus(device_models: Tensor) -> Tensor:
-    """(1/m) Σ_i ‖x_i − x̄‖², float64 [S], from [S, M, P]."""
+    """Consensus distance (1/m) Σ_i ‖x_i − x̄‖² of the devices' models [S, M, P], float64 [S]."""
     result = []
     for models in device_models:
         mean = models.mean(0)

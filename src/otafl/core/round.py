@@ -28,12 +28,12 @@ from otafl.radio.vectors import Vectors
 from otafl.random import Streams
 
 SIGNALS = (Updates, FactoredUpdates, Vectors)
-"""The classes that the radio takes: their norms and sums are the library's."""
-MOST_REPORTS = 8  # scalars of a device in a round: what is longer is no side information
+"""The classes that the radio accepts, since their norms and sums are computed by the library."""
+MOST_REPORTS = 8  # scalars that a device may report in a round: more would not be side information
 
 
 class Round:
-    """The keyhole through which a method sees one round."""
+    """Everything that a method can see and do in one round."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Round:
         self.plan = plan
         """What the method's `plan` decided for this round, each [S, ...]."""
         self.t: Any = t
-        """The round's number; a scalar tensor where rounds are recorded."""
+        """The round's number; a scalar tensor if rounds are recorded as a CUDA graph."""
         self.lr: Any = lr
-        """η_t; a scalar tensor where rounds are recorded."""
+        """Learning rate η_t; a scalar tensor if rounds are recorded as a CUDA graph."""
         self._recorded = isinstance(t, Tensor)
         self.everyone = everyone.mask
         """Devices that may take part in this round: all, or its cohort; bool [S, M]."""
@@ -77,9 +77,9 @@ class Round:
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps, self._rule = local_steps, rule
         self._open, self._reports = True, 0
-        self._used: list[Devices] = []  # whose models may have been overwritten
+        self._used: list[Devices] = []  # devices whose models may have been overwritten
         may = active if active is not None else everyone if problem.cohort else None
-        self._told = None if may is None else may.mask.clone()  # as it was, whatever a method does to the other
+        self._told = None if may is None else may.mask.clone()  # a copy, in case a method writes into the mask
         self._heard = torch.zeros_like(everyone.mask)
         self._transmissions: list[Transmission] = []
         place = channel.coeff.device
@@ -105,16 +105,15 @@ class Round:
         correction: Tensor | None = None,
         steps: Tensor | None = None,
     ) -> Updates:
-        """Local training from a shared model [S, P] or from each device's own: `Devices`, or a tensor [S, M, P].
+        """Train locally from a shared model [S, P] or from each device's own: `Devices`, or a tensor [S, M, P].
 
         Devices outside `who` do not train. Updates are (end − start)/lr; for devices with anchors (end − anchor)/lr;
-        with a `reference` [S, P] (end − reference)/lr. In the latter two cases the start models may become the end
-        points, and a device that will not transmit in this round or any later one may be left as it is: nobody will
-        ever hear of it.
+        with a `reference` [S, P] (end − reference)/lr. In the last two cases the end points may overwrite the start
+        models and, if `who` is not given, a device that transmits neither now nor later may stay untrained.
 
-        What a step is, is the same for every method: the keys of `[training]` (`otafl.engine.rule`). A `correction`
-        [S, M, P] is added to every gradient of a device, in the unit of a gradient; `steps`, int [S, M], lets a device
-        do fewer than `training.local_steps`.
+        The local step is the same for every method and set by `[training]` (see `otafl.engine.rule`). A `correction`
+        [S, M, P], in the unit of a gradient, is added to every gradient of a device. With `steps`, int [S, M], a device
+        does fewer steps than `training.local_steps`.
         """
         shape = self._check("train()")
         size = self._objective.num_params
@@ -156,10 +155,10 @@ class Round:
         return self._engine.train(work)
 
     def carry(self, devices: Devices, progress: Updates, reference: Tensor) -> Updates:
-        """What devices have to send when they keep what they have not sent, as in error feedback.
+        """What devices have to send if they keep what they have not sent before, as in error feedback.
 
-        Every device moves its own model by lr times its `progress`, which it has made elsewhere: from the server's
-        model. Updates are (model − reference)/lr, with a reference [S, P]. `devices` may be overwritten.
+        Every device moves its own model by lr times its `progress`, the updates that it trained from the server's
+        model. The result is (model − reference)/lr, with a reference [S, P]. `devices` may be overwritten.
         """
         self._check("carry()")
         call = f"algorithm {self._owner}: carry()"
@@ -183,11 +182,11 @@ class Round:
         unsent: Tensor | None = None,
         stored: Tensor | None = None,
     ) -> Devices:
-        """The devices `who` receive `params` [S, P] at the end of the round and go on from it, error-free.
+        """Give `params` [S, P] to the devices `who` at the end of the round; they go on from it in the next.
 
-        The others go on from what they `trained`. With `unsent` [S, M], the share of its update that a device has not
-        sent, from 0 to 1, it goes on from params + unsent_i lr update_i. An anchor becomes `params`, or what the server
-        has `stored` of it [S, P]. Afterwards neither `devices` nor `trained` can be used: take norms and sums before.
+        The others go on from what they `trained`. `unsent` [S, M] is the share of its update, from 0 to 1, that a
+        device of `who` has not sent: it then goes on from params + unsent_i lr update_i. Its anchor becomes `params`,
+        or what the server has `stored` of it [S, P]. Do not use `devices` and `trained` after this call.
         """
         shape = self._check("broadcast()")
         check_mask(self._owner, "broadcast()", who, shape)
@@ -205,7 +204,7 @@ class Round:
     def _check_broadcast(
         self, shape: tuple[int, int], params: Any, devices: Any, trained: Any, unsent: Any, stored: Any
     ) -> None:
-        """Refuse what is not broadcast(params, who, devices, trained)."""
+        """Refuse arguments of broadcast() that have a wrong type, shape or range."""
         call = f"algorithm {self._owner}: broadcast()"
         if not isinstance(devices, Devices):
             raise PluginError(f"{call} needs the state's otafl.Devices, got a {type(devices).__name__}")
@@ -227,7 +226,7 @@ class Round:
             raise PluginError(f"{call}: unsent shares are from 0 to 1")
 
     def _against(self, call: str, reference: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The pool and slots of a reference [S, P] for all devices."""
+        """Pool and slots (see `Updates`) that give all devices the same reference [S, P]."""
         self._check_plain(call, reference)
         shape = len(self._seeds), self._objective.num_params
         if reference.shape != shape or reference.dtype != dtype:
@@ -235,7 +234,7 @@ class Round:
         return shared_reference(reference, self.problem.num_devices)
 
     def _use(self, devices: Devices, call: str, becomes_end: bool = True) -> None:
-        """Devices whose models may become end points can be used once."""
+        """Refuse devices that were used up in this round, and note those whose models become the end points."""
         if any(devices is used for used in self._used):
             raise PluginError(
                 f"algorithm {self._owner}: {call} was called with these devices already in this round; once only, "
@@ -245,14 +244,14 @@ class Round:
             self._used.append(devices)
 
     def _rows(self, who: Tensor) -> tuple[Rows, Tensor | None]:
-        """The rows of those who train and, where other rows are among them, their mask."""
+        """Rows of the devices that train; if the rows hold other devices, too, also the mask of those that train."""
         self._check_active()
         for known, version in self._known:
             if who is known.mask and who._version == version:
                 return known.rows, None if known.exact else who
         if self.problem.cohort:
             who = who & self.everyone
-        if self._recorded:  # nobody can be asked how many there are
+        if self._recorded:  # a recorded round cannot read the mask
             return all_rows(who), who
         return rows_of(who), None
 
@@ -264,7 +263,7 @@ class Round:
         reference: tuple[Tensor, Tensor] | None,
         rule: tuple[LocalRule, Tensor | None, Tensor | None],
     ) -> Updates:
-        """As `train`, where devices have received models with errors, which they do not send."""
+        """Train from models received with errors; the errors are subtracted from the end points and not sent."""
         assert self._downlink is not None
         num_devices = batches.shape[1]
         errors = self._downlink.errors(int(self.t), start.dim() == 3, start, num_devices)
@@ -275,7 +274,7 @@ class Round:
         return Updates(end, *(reference or shared), self.lr)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """Devices `who` tell the server one real number each, error-free; counted in the ledger, a few a round."""
+        """Send one real number from each device `who` to the server, error-free; at most MOST_REPORTS a round."""
         shape = self._check("report()")
         check_mask(self._owner, "report()", who, shape)
         self._check_plain("report()", values, who)
@@ -294,10 +293,10 @@ class Round:
     def uplink(
         self, signal: Updates | Vectors, tx_scale: Tensor, who: Tensor, reception: Reception | None = None
     ) -> Tensor:
-        """Devices `who` send tx_scale_i (complex [S, M]) times their vector, all at once; what the server hears.
+        """Devices `who` send tx_scale_i (complex [S, M]) times their vector at once; returns what the server hears.
 
-        The signal is what `train` returned, or `Vectors` of any length Q, which is the number of channel uses: each
-        device may spend Q E_s. The reception is "real" [S, Q], the default for real signals, "complex" [S, Q],
+        The signal is what `train` returned, or `Vectors` of any length Q. It takes Q channel uses, and each device may
+        spend Q E_s on it. The reception is "real" [S, Q], the default for real signals, "complex" [S, Q],
         "antennas" [S, N, Q] or "energy" [S, Q]: see `otafl.radio.air`. Scales of devices outside `who` are ignored.
         """
         shape = self._check("uplink()")
@@ -345,7 +344,7 @@ class Round:
         return [Streams(seed).anonymous(f"algorithm/{name}", self.t) for seed in self._seeds]
 
     def _close(self, active: Tensor) -> Spent:
-        """End the round, in which `active` are said to have taken part; returns what it spent."""
+        """End the round and return what it spent; `active` is the method's mask of who took part."""
         self._check("step()")
         self._open = False
         absent = (active & ~self._heard).any(-1)
@@ -353,14 +352,14 @@ class Round:
         return Spent(tuple(self._transmissions), *parts)
 
     def _note(self, who: Tensor) -> None:
-        """Remember who is heard, and devices that are though the method's `active` says that they are silent."""
+        """Remember who is heard, and flag seeds in which a device is heard that `active` or the cohort keeps silent."""
         self._heard |= who
         if self._told is not None:
             self._check_active()
             self._strays |= (who & ~self._told).any(-1)
 
     def _check_plain(self, call: str, *values: object) -> None:
-        """Refuse what only looks like a tensor: its arithmetic could be anything."""
+        """Refuse all but plain tensors: the arithmetic of other classes could be anything."""
         for value in values:
             if type(value) not in (Tensor, Parameter):
                 raise PluginError(f"algorithm {self._owner}: {call} needs plain tensors, got a {type(value).__name__}")
@@ -370,7 +369,7 @@ class Round:
             raise PluginError(f"algorithm {self._owner}: round.active was written; make a mask of your own")
 
     def _check(self, call: str) -> tuple[int, int]:
-        """The shape [S, M], if the round is still going on."""
+        """The shape [S, M]; raises if the round is over."""
         if not self._open:
             raise PluginError(f"algorithm {self._owner}: {call} of round {int(self.t)} was called after that round")
         num_seeds, num_devices = self._channel.coeff.shape

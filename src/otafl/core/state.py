@@ -33,7 +33,7 @@ def tensors_of(state: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 def parts_of(state: Any, kind: type[Part]) -> list[Part]:
-    """The parts of a state that are of a class, in its order."""
+    """The parts of a state that are instances of a class, in the order of the fields."""
     found: list[Part] = []
     for f in dataclasses.fields(state):
         value = getattr(state, f.name)
@@ -57,7 +57,7 @@ def rebuilt(state: Any, new: Callable[[str, Tensor], Tensor], prefix: str = "") 
 
 
 def continued(template: Any, saved: Any) -> Any:
-    """A saved state in the form that this machine wants: a part of the template that has `continued` is asked."""
+    """Adapt a saved state to this machine; a part of the template with a method `continued` converts its saved part."""
     values = {}
     for f in dataclasses.fields(template):
         value = getattr(template, f.name)
@@ -68,7 +68,7 @@ def continued(template: Any, saved: Any) -> Any:
 
 
 def copied(state: Any) -> Any:
-    """A state that shares no memory with another, laid out alike."""
+    """A copy of a state, with its own memory and the same layout."""
     return rebuilt(state, lambda _, value: value.clone())
 
 
@@ -86,7 +86,7 @@ def unaliased(state: Any) -> Any:
 
 
 def overwrite(old: Any, new: Any) -> None:
-    """Copy the tensors of a state into those of another of the same form."""
+    """Copy the tensors of the state `new` into those of `old`, which has the same form."""
     fresh = tensors_of(new)
     pairs = [(kept, fresh[name]) for name, kept in tensors_of(old).items()]
     memory = {kept.untyped_storage().data_ptr() for kept, _ in pairs}

@@ -50,7 +50,7 @@ class BatchSampler:
     def at(self, t: int) -> Tensor:
         """Image indices of round t, [S, M, steps, batch]; one step's worth if drawn per round.
 
-        On a GPU the first rounds stay there, for the next method of the process.
+        On a GPU the draws of the first rounds are kept there, for the next method of this process.
         """
         if t in self._drawn:
             return self._drawn[t]
@@ -73,7 +73,7 @@ class BatchSampler:
         return torch.from_numpy(weights)
 
 
-_samplers: dict[Any, BatchSampler] = {}  # the newest two
+_samplers: dict[Any, BatchSampler] = {}  # the two used last
 
 
 def shared_sampler(
@@ -84,7 +84,7 @@ def shared_sampler(
     batches: Batches,
     device: torch.device,
 ) -> BatchSampler:
-    """The sampler of these arguments that an earlier run of this process left, or a new one."""
+    """A sampler for these arguments: that of an earlier run of this process, or a new one."""
     digest = hashlib.blake2b()
     for share in shares:
         for part in share:

@@ -138,7 +138,7 @@ class Point:
 
 
 def builder(name: str, spec: ModelSpec, dataset: Dataset) -> Callable[[], nn.Module]:
-    """What builds a configuration's model for a data set."""
+    """A function that builds the configured model for a data set."""
     num_features = int(np.prod(dataset.train.features.shape[1:]))
     shape = TaskShape(num_features, dataset.num_classes, dataset.image_shape)
     return lambda: guarded(f"model {name}: build", spec, lambda: spec.build(shape))
@@ -156,7 +156,7 @@ def seeded_build(build: Callable[[], nn.Module], key: int) -> nn.Module:
 
 
 class _NoDraws(TorchFunctionMode):
-    """While inside, nothing is initialised: without storage that means nothing, and is slow to load."""
+    """Context that skips initialisation, which has no effect without storage and is slow to load."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", None) == "torch.nn.init":
@@ -166,7 +166,7 @@ class _NoDraws(TorchFunctionMode):
 
 @contextmanager
 def without_storage() -> Iterator[None]:
-    """While inside, tensors and modules have shapes and no storage: to know how large they would be."""
+    """Context in which tensors and modules have shapes but no storage, to find out how large they would be."""
     with torch.device("meta"), _NoDraws():
         yield
 

@@ -1,4 +1,4 @@
-"""What is minimised: a model's loss on data, for parameters given as flat vectors.
+"""The objective: a model's loss on data, as a function of flat parameter vectors.
 
 Knows: the module, its flat layout, losses, evaluation.
 Does not know: devices, rounds, channels.
@@ -37,7 +37,7 @@ LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": _cross_entropy,
     "half_squared_norm": _half_squared_norm,
 }
-"""Loss of every example, [N]."""
+"""Functions that give the loss of every example, [N]."""
 
 
 class Scores(NamedTuple):
@@ -73,7 +73,7 @@ class Objective:
         self.num_classes = dataset.num_classes
         self.train = self.on_device(dataset.train)
         self.head = find_head(self._module) if self.train.features.dim() == 2 else None
-        """The first layer, where it is linear in the input."""
+        """First layer and rest, if the first layer is linear in the input; else None."""
         self._try()
 
     def on_device(self, split: Split) -> Examples:
@@ -81,7 +81,7 @@ class Objective:
         return _on_device(split, self.device, self.dtype)
 
     def products(self) -> AbstractContextManager[None]:
-        """While inside, matrix products have this objective's precision."""
+        """Context in which matrix products have this objective's precision."""
         return _tf32_products() if self.tf32 and self.device.type == "cuda" else nullcontext()
 
     def _try(self) -> None:
@@ -93,7 +93,7 @@ class Objective:
                 if self.classifies and output.shape[-1] != self.num_classes:
                     raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
                 losses = self._example_loss(output, targets)
-            if self.head is None or self.head.layers is None:  # a chain of linear layers and ReLU surely can
+            if self.head is None or self.head.layers is None:  # linear layers and ReLU always can
                 vmap(grad(self.loss))(self.unflatten(self.initial((0,))), features[None], targets[None])
         except PluginError:
             raise
@@ -104,7 +104,7 @@ class Objective:
             raise PluginError(f"model: output of shape {tuple(output.shape)} does not give one loss per example")
 
     def initial(self, seeds: tuple[int, ...]) -> Tensor:
-        """x^0 of every seed, [S, P]: drawn on the CPU in float32, so that every device and dtype starts alike."""
+        """Initial model x^0 of every seed, [S, P], drawn on the CPU in float32, the same for every device and dtype."""
         rows = []
         for seed in seeds:
             module = seeded_build(self._build, Streams(seed).key("init"))
@@ -112,7 +112,7 @@ class Objective:
         return torch.stack(rows).to(device=self.device, dtype=self.dtype)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of [..., P] as named parameters [..., *shape]; of fewer columns, the last parameters."""
+        """Views of [..., P] as named parameters [..., *shape]; fewer than P columns are the last parameters."""
         views, offset = {}, flat.shape[-1] - self.num_params
         for name, shape in self._shapes.items():
             if offset < 0:
@@ -139,7 +139,7 @@ class Objective:
         weight, bias, rest = self.head.split(flat)
         weight = weight.contiguous()  # aligned, for fast products
         output = flat.new_empty(len(flat), len(features), self.head.outputs)
-        for s in range(len(flat)):  # the features are not repeated
+        for s in range(len(flat)):  # a loop, so that features are not copied for each seed
             if bias is None:
                 torch.mm(features, weight[s].t(), out=output[s])
             else:
@@ -164,7 +164,7 @@ class Objective:
         return Scores(total / count, correct.to(torch.float64) / count if self.classifies else None)
 
     def grad_norm_sq(self, flat: Tensor, weights: Tensor) -> Tensor:
-        """‖∇F(x)‖² of every row of [S, P] for F = Σ_n weights_n · loss_n over the training set, weights [S, N]."""
+        """Squared norms ‖∇F(x)‖² at the rows x of [S, P], for F = Σ_n weights_n · loss_n over training images."""
 
         def weighted(params: dict[str, Tensor], weight: Tensor, features: Tensor, targets: Tensor) -> Tensor:
             output = functional_call(self._module, params, (features,))

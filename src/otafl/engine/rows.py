@@ -1,8 +1,8 @@
-"""Which (seed, device) pairs a mask selects, and what is done to the models of these alone.
+"""The (seed, device) pairs that a mask selects, and operations on the models of these pairs alone.
 
-On a CPU a mask is looked at. A GPU would have to finish its work before it can be asked which entries are true, so
-there a round takes the rows of masks that were known before round 0 from a `Schedule`, and what comes after local
-training goes by the mask itself.
+On a CPU the rows are read from the mask. On a GPU the host would have to wait for the GPU before it could read them. So
+there a round takes the rows of masks that were known before round 0 from a `Schedule`, and everything after local
+training works with the mask itself.
 
 Knows: masks [S, M], their rows, models.
 Does not know: why a device is in a mask.
@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 
 from otafl.engine.fast import kernels
 
-SMALL = 4096  # parameters of models that are blended all at once
+SMALL = 4096  # models with fewer parameters are blended all at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Rows:
     """The true entries of a mask [S, M], as rows of a tensor [S·M, ...]."""
 
     index: Tensor
-    """s·M + i, rising, int [N] on the compute device."""
+    """Row numbers s·M + i in increasing order, int [N], on the compute device."""
     bounds: tuple[int, ...]
     """The rows of seed s are index[bounds[s]:bounds[s + 1]]."""
     num_devices: int
@@ -39,16 +39,16 @@ class Rows:
 
     @property
     def complete(self) -> bool:
-        """Whether every device of every seed is there."""
+        """Whether every device of every seed is included."""
         return len(self) == (len(self.bounds) - 1) * self.num_devices
 
     @property
     def even(self) -> bool:
-        """Whether every seed has as many rows."""
+        """Whether every seed has the same number of rows."""
         return all(stop - start == self.bounds[1] for start, stop in pairwise(self.bounds))
 
     def per_seed(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """(seed, first, last) for the seeds that positions start … stop of `index` touch."""
+        """Yield (seed, first, last), `last` excluded, for each seed with rows at positions start … stop of `index`."""
         for s, (first, last) in enumerate(pairwise(self.bounds)):
             first, last = max(first, start), min(last, stop)
             if first < last:
@@ -56,7 +56,7 @@ class Rows:
 
 
 def rows_of(mask: Tensor) -> Rows:
-    """The rows of a mask, by looking."""
+    """The rows that a mask selects; the host reads the mask."""
     counts = mask.sum(-1).tolist()
     return Rows(mask.flatten().nonzero().flatten(), (0, *np.cumsum(counts).tolist()), mask.shape[1])
 
@@ -75,11 +75,11 @@ class Known:
     """bool [S, M]."""
     rows: Rows
     exact: bool = True
-    """False: the rows hold others besides, so that every round has as many, and the mask tells."""
+    """False if `rows` is padded to the same length in every round; the mask then marks the real rows."""
 
 
 class Schedule:
-    """Masks of every round that the host knows beforehand."""
+    """The masks of all rounds, known to the host before round 0."""
 
     def __init__(self, masks: NDArray[np.bool_], device: torch.device) -> None:
         """Masks [T, S, M]."""
@@ -97,7 +97,7 @@ class Schedule:
         return Known(self.masks[t].clone(), Rows(index, tuple(self._bounds[t]), self._num_devices))
 
     def pick(self, t: Tensor) -> Known:
-        """The mask of the round whose number is in a tensor, with equally many rows in every round and seed."""
+        """The mask of round t, given as a tensor; its rows are padded to the same number in every round and seed."""
         index = self._padded.index_select(0, t.view(1))[0]
         bounds = tuple(range(0, index.numel() + 1, index.shape[1]))
         rows = Rows(index.flatten(), bounds, self._num_devices)
@@ -105,13 +105,13 @@ class Schedule:
 
     @cached_property
     def _even(self) -> bool:
-        """Whether every round and seed has as many devices as the largest."""
+        """Whether every round and seed has the same number of devices, and at least one."""
         counts = self.masks.sum(-1)
         return bool((counts == counts.max()).all()) and bool(counts.max() > 0)
 
     @cached_property
     def _padded(self) -> Tensor:
-        """Rows of each round and seed, those of the mask first, as many as the largest mask has, [T, S, C]."""
+        """Rows of each round and seed in increasing order, padded to the size of the largest mask, [T, S, C]."""
         masks = self.masks.cpu().numpy()
         most = max(1, masks.sum(-1).max())
         devices = np.argsort(~masks, axis=-1, kind="stable")[..., :most]
@@ -120,12 +120,12 @@ class Schedule:
 
 
 def can_look(values: Tensor) -> bool:
-    """Whether asking for values costs nothing: it does where they are on a GPU."""
+    """Whether the host can read values without waiting, which is so unless they are on a GPU."""
     return not values.is_cuda
 
 
 def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
-    """Σ_k weights_k model_k / Σ_k weights_k of models [S, K, P] and weights [S, K], [S, P]; 0 where all weights are."""
+    """Weighted mean Σ_k weights_k model_k / max(1, Σ_k weights_k), [S, P], of models [S, K, P]; weights [S, K]."""
     share = (weights / weights.sum(-1, keepdim=True).clamp(min=1.0)).to(models.dtype)
     if kernels.can_mask(models):
         return kernels.masked_sum(models, None, None, share, share != 0)
@@ -138,7 +138,7 @@ def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
 
 
 def replace_rows(models: Tensor, who: Tensor, params: Tensor) -> None:
-    """Give the devices `who` of [S, M, P] their seed's [S, P], in place."""
+    """Set the models [S, M, P] of the devices `who` to their seed's `params` [S, P], in place."""
     if kernels.can_mask(models):
         kernels.masked_replace(models, params, who)
         increment_version(models)
@@ -153,7 +153,7 @@ def replace_rows(models: Tensor, who: Tensor, params: Tensor) -> None:
 
 
 def blend_rows(models: Tensor, who: Tensor, params: Tensor, kept: Tensor, pool: Tensor, slot: Tensor) -> None:
-    """Give the devices `who` of [S, M, P] params + kept_i (model_i − reference_i), kept [S, M], in place.
+    """Set the models [S, M, P] of the devices `who` to params + kept_i (model_i − reference_i), in place; kept [S, M].
 
     A device's reference is `pool[s, slot[s, i]]`, as in `Updates`.
     """
@@ -168,6 +168,6 @@ def blend_rows(models: Tensor, who: Tensor, params: Tensor, kept: Tensor, pool: 
         reference = pool[seeds, slot.flatten()[index]]
         flat[index] = (flat[index] - reference).mul_(kept.flatten()[index][:, None]).add_(params[seeds])
         return
-    for row in rows.index.tolist():  # in place: fresh memory would cost more than the sums
+    for row in rows.index.tolist():  # in place: new memory would cost more than the arithmetic
         s, i = divmod(row, models.shape[1])
         flat[row].sub_(pool[s, slot[s, i]]).mul_(kept[s, i]).add_(params[s])

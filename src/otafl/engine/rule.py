@@ -1,4 +1,4 @@
-"""What a local step is: plain SGD, or with momentum, weight decay, a pull back to the start, a limit of progress.
+"""The rule of a local step: SGD, optionally with momentum, weight decay, a proximal term and clipped progress.
 
 With w_0 the model that a device's local work starts from and c_i a correction that a method gives it, step k is
 
@@ -8,9 +8,8 @@ and after the last one, with the round's own progress p = (w_s − w_0)/η,
 
     w_s ← w_0 + η p min(1, C/‖p‖)
 
-`clip` C is about what a device has learnt in this round, whatever it sends, and so is the same for every method. A
-method's `norm_limit` is about what it sends: for one without memory the second does nothing where it is not below the
-first.
+`clip` C limits what a device learns in one round, whatever it sends, so it means the same for every method. A method's
+`norm_limit` limits what a device sends. In a method without memory, a `norm_limit` of C or more has no effect.
 
 Unrolled, the displacement is linear in the gradients: with δ = λ + ρ and u = λ w_0 + c_i
 
@@ -18,9 +17,9 @@ Unrolled, the displacement is linear in the gradients: with δ = λ + ρ and u =
     p_kj = μ p_{k−1,j} − δ η a_kj,  p_kk = 1,    q_k = μ q_{k−1} − δ η b_k + 1
     a_{k+1,j} = a_kj + p_kj,                     b_{k+1} = b_k + q_k
 
-which is how pre-activation space does it (`otafl.engine.fast.preactivation`).
+which is the form that training in pre-activation space uses (`otafl.engine.fast.preactivation`).
 
-Knows: numbers of a rule.
+Knows: the coefficients of a local step.
 Does not know: models, engines.
 """
 
@@ -33,20 +32,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LocalRule:
-    """The numbers of a rule; the defaults are plain SGD."""
+    """Coefficients of a local step; the defaults give plain SGD."""
 
     momentum: float = 0.0
-    """μ."""
+    """Momentum coefficient μ."""
     weight_decay: float = 0.0
-    """λ."""
+    """Weight decay λ."""
     proximal: float = 0.0
-    """ρ."""
+    """Strength ρ of the pull back to w_0."""
     clip: float = math.inf
-    """C."""
+    """Limit C on the norm of a round's progress; infinite for none."""
 
     @property
     def plain(self) -> bool:
-        """Whether steps are those of plain SGD; progress may be clipped all the same."""
+        """Whether every step is a plain SGD step; progress may still be clipped."""
         return self.momentum == self.weight_decay == self.proximal == 0
 
     @property
@@ -55,7 +54,7 @@ class LocalRule:
         return self.clip < math.inf
 
     def factors(self, norms: Tensor) -> Tensor:
-        """min(1, C/‖p‖) for norms of progress; 1 where there is none."""
+        """Clipping factors min(1, C/‖p‖) for given norms ‖p‖ of progress."""
         return torch.where(norms > self.clip, self.clip / norms, 1.0)
 
     def unrolled(self, steps: int, lr: float) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""Local training: s steps of SGD on every device, by a readable reference and by an engine for any model.
+"""Local training, s steps of SGD on every device: a readable reference engine and a fast engine for any model.
 
-All engines must agree: float64 to 1e-9. The fastest, for models that begin with a linear layer, is in
+All engines must agree to 1e-9 in float64. The fastest one, for models that begin with a linear layer, is in
 `otafl.engine.fast.preactivation`.
 
 Knows: the objective, batches, learning rates.
@@ -21,7 +21,7 @@ from otafl.engine.updates import Updates, own_references, shared_reference
 
 
 class NotRecordable(Exception):
-    """A round cannot be a CUDA graph: it does something that depends on what only the host knows."""
+    """Raised if a round cannot be recorded as a CUDA graph, because it depends on something only the host knows."""
 
 
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}  # parameters of the device models trained at once
@@ -33,24 +33,24 @@ class LocalWork:
 
     objective: Objective
     start: Tensor
-    """A model for all, [S, P], or one per device, [S, M, P]."""
+    """Start model: one for all devices, [S, P], or one per device, [S, M, P]."""
     rows: Rows
     """Devices that train."""
     batches: Tensor
     """Image indices, [S, M, steps, batch]; one step's worth if a round has one batch."""
     steps: int
     lr: float | Tensor
-    """η; a scalar tensor where rounds are a CUDA graph."""
+    """Learning rate η; a scalar tensor if rounds are recorded as a CUDA graph."""
     mask: Tensor | None = None
-    """Of the rows, only these train, bool [S, M]: where rounds are a CUDA graph, which cannot pick rows."""
+    """Devices that really train if `rows` is padded (in a CUDA graph), bool [S, M]; None if all rows train."""
     reference: tuple[Tensor, Tensor] | None = None
-    """Models that the end points are measured against, where that is not the start: pool and slots of `Updates`."""
+    """Models that the end points are measured against, as pool and slots of `Updates`; None for the start."""
     rule: LocalRule = PLAIN
-    """What a step is."""
+    """Rule of a local step."""
     correction: Tensor | None = None
-    """c_i, added to every gradient of a device, [S, M, P]."""
+    """Correction c_i, added to every gradient of device i, [S, M, P]."""
     counts: Tensor | None = None
-    """Steps of each device, int [S, M], at most `steps`; None for all of them."""
+    """Number of steps of each device, int [S, M], at most `steps`; None if every device makes all of them."""
     who: Tensor | None = None
     """The mask that the rows were made from."""
 
@@ -61,7 +61,7 @@ class LocalWork:
 
     @property
     def overwrites(self) -> bool:
-        """Whether an engine may train in place: nobody asks for the start, whose models lie one behind the other."""
+        """Whether an engine may overwrite `start`: nobody needs it later, and its models lie in order in memory."""
         if self.reference is None or self.start.dim() == 2:
             return False
         seed, device, element = self.start.stride()
@@ -76,7 +76,7 @@ class LocalWork:
         return Updates(end, pool, slot, self.lr)
 
     def need_rows(self) -> None:
-        """Refuse a mask, for those who cannot do with one."""
+        """Raise NotRecordable if there is a mask; for code that must know exactly which rows train."""
         if self.mask is not None:
             raise NotRecordable("this engine needs to know which devices train")
 
@@ -130,7 +130,7 @@ class ReferenceEngine:
 
 
 class BatchedEngine:
-    """All devices and all seeds at once with `torch.func`, for any model."""
+    """Trains all devices of all seeds at once with `torch.func`, for any model."""
 
     donates = True
 
@@ -169,10 +169,10 @@ class BatchedEngine:
 
 
 class Ruled:
-    """Turns plain steps on some rows' parameters [R, P], made in place, into those of a rule."""
+    """Turns plain SGD steps, made in place on some rows' parameters [R, P], into steps of a rule."""
 
     def __init__(self, work: LocalWork, flat: Tensor, rows: Tensor, correction: Tensor | None) -> None:
-        """Some or all parameters of some rows' models, and the same of their corrections [R, P]."""
+        """Take some or all parameters of the rows' models, and the same columns of their corrections, each [R, P]."""
         rule = work.rule
         self._flat, self._start, self._before = flat, flat.clone(), flat.clone()
         self._velocity = torch.zeros_like(flat)  # −η v
@@ -183,7 +183,7 @@ class Ruled:
         self._counts = None if work.counts is None else work.counts.flatten()[rows][:, None]
 
     def follow(self, k: int) -> None:
-        """After plain step k: make it one of the rule."""
+        """Turn plain step k, which has just been made, into a step of the rule."""
         plain = self._flat - self._before
         pull = self._pull * (self._before - self._start) + self._constant
         self._velocity = self._momentum * self._velocity + plain - pull

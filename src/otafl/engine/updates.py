@@ -1,4 +1,4 @@
-"""Local updates as lazy objects: the radio needs their norms and weighted sums, nobody needs them dense.
+"""Local updates as lazy objects: a perfect radio needs only their norms and weighted sums, not dense vectors.
 
 Knows: end points of local training and the models they are measured against.
 Does not know: how training was done, the radio.
@@ -18,11 +18,11 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference forme
 
 
 class Updates:
-    """(end_i − reference_i)/lr of every device: the unit of a gradient sum.
+    """The update (end_i − reference_i)/lr of every device, which has the unit of a sum of gradients.
 
     The reference of device i of seed s is `pool[s, slot[s, i]]`: one model for all (a shared start), one per
-    device, or an anchor buffer. An Updates object is valid until one of its tensors is written. The radio takes no
-    other class than the library's own, and measures what is sent itself.
+    device, or an anchor buffer. An Updates object is valid until one of its tensors is written. The radio
+    accepts only the library's own classes, and measures itself what is sent.
     """
 
     def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float | Tensor) -> None:
@@ -35,13 +35,13 @@ class Updates:
 
     @property
     def end(self) -> Tensor:
-        """Devices' models after local training, [S, M, P]; the caller may take it over."""
+        """Devices' models after local training, [S, M, P]; the caller may overwrite them."""
         self._check()
         return self._end
 
     @property
     def reference(self) -> tuple[Tensor, Tensor]:
-        """What end points are measured against: models [S, K, P], and the one of each device, int [S, M]."""
+        """Models [S, K, P] that the end points are measured against, and the index of each device's, int [S, M]."""
         return self._pool, self._slot
 
     def norms(self, who: Tensor) -> Tensor:
@@ -58,13 +58,13 @@ class Updates:
         return self._masked_sum((weights.to(torch.float64) / self._lr).to(self._pool.dtype), who)
 
     def measured_norms(self, who: Tensor) -> Tensor:
-        """`norms` of the vectors as they are now, whatever was found before: what the radio goes by."""
+        """Like `norms`, but always computed from the current tensors; the radio uses these."""
         self._check()
         return self._masked_norms(who) / self._lr
 
     @property
     def size(self) -> int:
-        """P: as many channel uses."""
+        """Number of parameters P, which is also the number of channel uses."""
         return self._pool.shape[2]
 
     @property
@@ -73,13 +73,13 @@ class Updates:
         return False
 
     def encode(self, f: Callable[..., Tensor], size: int, who: Tensor, *own: Tensor) -> Vectors:
-        """The function f of every update of the devices `who`, [n, P] to [n, size], as vectors; 0 for the others.
+        """Apply f, from [n, P] to [n, size], to the updates of the devices `who`; gives vectors, 0 for the others.
 
-        It is done for some devices at a time: f must treat rows alike and apart. `own` are tensors [S, M, ...] of which
-        f gets the same devices' rows: what they remember, for instance.
+        f gets some devices at a time, so it must treat all rows alike and independently. `own` are tensors [S, M, ...],
+        for instance what devices remember; f also gets their rows for the same devices.
         """
         self._check()
-        recorded = who.is_cuda and torch.cuda.is_current_stream_capturing()  # then the mask cannot be looked at
+        recorded = who.is_cuda and torch.cuda.is_current_stream_capturing()  # then the host cannot read the mask
         rows, found = all_rows(who) if recorded else rows_of(who), None
         for start, stop, difference in self._differences(rows):
             index = rows.index[start:stop]
@@ -90,7 +90,7 @@ class Updates:
             if found is None:
                 found = coded.new_zeros(who.numel(), size)
             found[index] = coded
-        if found is None:  # nobody: real zeros
+        if found is None:  # nobody is in the mask: real zeros
             found = self._pool.new_zeros(who.numel(), size)
         values = found.view(*who.shape, size)
         return Vectors(torch.where(who[..., None], values, 0.0) if recorded else values)
@@ -101,7 +101,7 @@ class Updates:
         return (self.end - self._pool[seeds, self._slot]) / self._lr
 
     def move(self, models: Tensor) -> None:
-        """Add end − reference to other models of the devices [S, M, P], in place."""
+        """Add end − reference to other models [S, M, P] of the devices, in place."""
         self._check()
         flat = models.flatten(0, 1)
         every = all_rows(self._slot)
@@ -131,12 +131,12 @@ class Updates:
         return total
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
-        """(first position, last position, end − reference) of some rows, in chunks."""
+        """Yield (start, stop, end − reference) for chunks of some rows; `start` and `stop` are positions in `rows`."""
         end, pool = self._end.flatten(0, 1), self._pool.flatten(0, 1)
         seeds = rows.index // rows.num_devices
         reference = seeds * self._pool.shape[1] + self._slot.flatten()[rows.index]
         chunk = max(1, CHUNK_ELEMENTS[end.device.type] // end.shape[1])
-        if chunk == 1:  # one row is large: no copies of it
+        if chunk == 1:  # a single row is large: avoid copies
             difference = end.new_empty(1, end.shape[1])
             for start, (row, other) in enumerate(zip(rows.index.tolist(), reference.tolist(), strict=True)):
                 torch.sub(end[row], pool[other], out=difference[0])

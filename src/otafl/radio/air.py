@@ -2,18 +2,18 @@
 
 Device i sends x̂_i, Q values on as many channel uses, with ‖x̂_i‖² ≤ Q E_s. Antenna n of the server hears
 y_n = Σ_i h_{i,n} x̂_i + z_n, where every real dimension of the noise, in-phase and quadrature alike, has variance σ_z².
-How the server listens is the reception:
+The reception says what the server hears:
 
     real       the in-phase part of y, [S, Q]; y is that of one antenna, or of several after combining (below)
     complex    y, [S, Q] complex; its real part is what "real" hears
     antennas   every antenna's y_n, [S, N, Q] complex
-    energy     Σ_n |y_n|², [S, Q]: nobody needs a phase reference
+    energy     Σ_n |y_n|², [S, Q], which needs no phase reference
 
 With several antennas "real" and "complex" hear them after maximum-ratio combining for the sum of all devices
-(`otafl.world.channel.combined`). Nobody else adds noise or multiplies by h.
+(`otafl.world.channel.combined`). Only this module and `otafl.radio.imperfect` add noise or multiply by h.
 
 Knows: signals, transmit scales, channel coefficients, noise, energy, imperfect radios.
-Does not know: models, data, which method is speaking.
+Does not know: models, data, which method transmits.
 """
 
 from collections.abc import Iterator
@@ -34,11 +34,11 @@ RECEPTIONS: tuple[Reception, ...] = ("real", "complex", "antennas", "energy")
 
 
 class Signal(Protocol):
-    """One vector per device, lazily or not: all the air needs of what devices send."""
+    """One vector per device, lazy or dense: all that the air needs to know of what devices send."""
 
     @property
     def size(self) -> int:
-        """Values of a vector: channel uses."""
+        """Number of values per vector, which is the number of channel uses."""
         ...
 
     @property
@@ -47,50 +47,50 @@ class Signal(Protocol):
         ...
 
     def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
-        """Σ_i weights_i · vector_i over the devices `who`, [S, Q]; complex weights only where values are."""
+        """Σ_i weights_i · vector_i over the devices `who`, [S, Q]; only `Vectors` get complex weights."""
         ...
 
     def measured_norms(self, who: Tensor) -> Tensor:
-        """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others; measured now."""
+        """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others; always computed afresh."""
         ...
 
     def dense(self) -> Tensor:
-        """All vectors, [S, M, Q]; for radios that change single values."""
+        """All vectors, [S, M, Q]; for imperfect radios, which change single values."""
         ...
 
 
 @dataclass(frozen=True)
 class Channel:
-    """What signals meet in one round."""
+    """The channel coefficients of one round."""
 
     coeff: Tensor
-    """h_i after combining, complex [S, M]."""
+    """Channel h_i after combining, complex [S, M]."""
     each: Tensor | None = None
-    """h_{i,n} at every antenna, complex [S, M, N]; None for one antenna."""
+    """Channel h_{i,n} at every antenna, complex [S, M, N]; None for one antenna."""
 
     def heard_by(self, reception: Reception) -> Tensor:
-        """h_i at what the server listens with, [S, M, K]."""
+        """Channels that this reception uses, [S, M, K]: after combining (K = 1), or at every antenna."""
         return self.coeff[..., None] if reception in ("real", "complex") or self.each is None else self.each
 
 
 @dataclass(frozen=True)
 class Transmission:
-    """What one use of the uplink was, for the ledger: neither devices nor server see it."""
+    """Record of one use of the uplink, for the ledger; neither the devices nor the server see it."""
 
     energy_j: Tensor
-    """‖x̂_i‖² of every device, float64 [S, M]."""
+    """Transmit energy ‖x̂_i‖² of every device, float64 [S, M]."""
     limit_j: float
-    """Q E_s; infinite where energy does not count."""
+    """Energy limit Q E_s; infinite on the ideal radio."""
     signal_norm: Tensor
-    """‖Σ h_i x̂_i‖ before noise, over all that is heard, float64 [S]."""
+    """Norm ‖Σ h_i x̂_i‖ of the received signal before noise, over all antennas heard, float64 [S]."""
     noise_norm: Tensor
-    """‖z‖ where anybody transmitted, else 0, float64 [S]."""
+    """Norm ‖z‖ of noise and interference if anybody transmitted, else 0, float64 [S]."""
     transmitted: Tensor
     """Whether anybody transmitted, bool [S]."""
     channel_uses: int
-    """Q; 0 where there is no radio."""
+    """Number of channel uses Q; 0 on the ideal radio."""
     dimensions: int
-    """Real dimensions of what is heard: Q, or 2Q for each antenna."""
+    """Real dimensions of the received signal: Q, or 2Q per antenna if it is complex; 0 on the ideal radio."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class Air:
     noise: NoiseSource
     imperfect: Imperfections = field(default_factory=Imperfections)
     mean_gain: Tensor | None = None
-    """Λ of every round, [T, S, M] on the host; around which fading goes on within an upload of an imperfect radio."""
+    """Mean gain Λ of every round, [T, S, M] on the host; for imperfect radios whose fading changes in an upload."""
     antenna_gain: Tensor | None = None
-    """The same at one antenna, where there are several."""
+    """The mean gain at one antenna, if there are several."""
 
     def uplink(
         self,
@@ -146,7 +146,7 @@ class Air:
         return heard if reception == "antennas" else heard[:, 0], entry
 
     def _disturb(self, heard: Tensor, transmitted: Tensor, t: Any, use: int) -> Tensor:
-        """Add noise and interference to what is heard [S, K, Q], in place; their norm [S] where anybody transmitted."""
+        """Add noise and interference to what is heard [S, K, Q], in place; returns their norm [S], 0 in silence."""
         norm_sq = torch.zeros(len(heard), dtype=torch.float64, device=heard.device)
         for kind, variance in (("noise", self.noise_var_j), ("interference", self.imperfect.interference_var_j)):
             if variance > 0:
@@ -159,7 +159,7 @@ class Air:
     def _written_out(
         self, signal: Signal, tx_scale: Tensor, who: Tensor, h: Tensor, t: int, use: int, reception: Reception
     ) -> tuple[Tensor, Tensor]:
-        """What is heard before noise [S, K, Q] and the share of its energy each device sends [S, M]: value by value."""
+        """Signal heard before noise [S, K, Q], value by value, and the share of its energy each device sends [S, M]."""
         alone = reception in ("antennas", "energy") and self.antenna_gain is not None
         gains = self.antenna_gain if alone else self.mean_gain
         assert gains is not None
@@ -179,7 +179,7 @@ class Air:
 
 
 def _superposed(signal: Signal, weights: Tensor, who: Tensor, reception: Reception) -> Tensor:
-    """Σ_i weights_i · vector_i for complex weights [S, M, K]: [S, K, Q]; only its in-phase part where that is heard."""
+    """Σ_i weights_i · vector_i for complex weights [S, M, K]: [S, K, Q]; only the in-phase part if that is received."""
     if isinstance(signal, Vectors):
         if reception == "real" and not signal.is_complex:
             return signal.superpose(weights.real, who)
@@ -195,7 +195,7 @@ def _superposed(signal: Signal, weights: Tensor, who: Tensor, reception: Recepti
 
 
 def _dimensions(heard: Tensor, kind: str, use: int) -> Iterator[tuple[Tensor, str]]:
-    """Real parts of what is heard [S, K, Q], and the name of the noise that each gets."""
+    """Yield the real dimensions of what is heard [S, K, Q], each with the name of its noise stream."""
     name = kind if kind == "noise" and use == 0 else f"{kind}/{use}"
     for k in range(heard.shape[1]):
         mine = name if k == 0 else f"{name}/antenna {k}"
@@ -215,7 +215,7 @@ def _norm(values: Tensor) -> Tensor:
 
 
 def _nothing(dense: Tensor, num_heard: int, reception: Reception) -> Tensor:
-    """What is heard where nobody sends, [K, Q]."""
+    """What one seed's server hears if nobody sends: zeros, [K, Q]."""
     dtype = dense.dtype if reception == "real" else torch.promote_types(dense.dtype, torch.complex64)
     if reception == "real" and dense.is_complex():
         dtype = dense.real.dtype
@@ -224,7 +224,7 @@ def _nothing(dense: Tensor, num_heard: int, reception: Reception) -> Tensor:
 
 @dataclass(frozen=True)
 class IdealAir:
-    """Error-free and free of charge: the sum arrives as it was meant, no channel, noise or energy."""
+    """The ideal radio: the sum arrives without error, and there is no channel, noise or energy limit."""
 
     def uplink(
         self,
@@ -236,7 +236,7 @@ class IdealAir:
         use: int,
         reception: Reception = "real",
     ) -> tuple[Tensor, Transmission]:
-        """Σ_i tx_scale_i · vector_i over the devices `who`; its in-phase part where only that is heard."""
+        """Σ_i tx_scale_i · vector_i over the devices `who`; only its in-phase part for reception "real"."""
         if reception not in ("real", "complex"):
             raise PluginError(f'an error-free uplink has no antennas: reception = "{reception}" needs a radio')
         weights = torch.where(who, tx_scale.to(torch.complex128), 0.0)
@@ -246,7 +246,7 @@ class IdealAir:
 
 
 class EnergyGuard:
-    """Remembers the worst energy-to-limit ratio of every seed, and raises when asked and it is above 1.
+    """Remembers the largest energy-to-limit ratio of every seed; `check` raises if one is above 1.
 
     The ratios stay on the compute device until `check`, so that no round waits for the host.
     """
@@ -257,10 +257,10 @@ class EnergyGuard:
         self._place = torch.zeros((len(seeds), 2), dtype=torch.int64, device=device)
 
     def note(self, t: int | Tensor, ratio: Tensor, alive: Tensor) -> Tensor:
-        """Remember the energies of round t over their limits [S, M]; returns each seed's largest [S].
+        """Remember the energies of round t divided by their limits [S, M]; returns each seed's largest ratio [S].
 
-        An energy that is not finite is a violation, unless the seed's model has exploded: that seed (not `alive` [S])
-        has diverged, which is reported as such. A finite energy counts in any case.
+        An energy that is not finite is a violation, unless the seed is no longer `alive` [S]: then its model has
+        diverged, and that is reported instead. A finite energy always counts.
         """
         largest = torch.where(ratio.isfinite(), ratio, torch.where(alive[:, None], torch.inf, 0.0)).max(dim=-1)
         worse = largest.values > self._ratio

@@ -34,7 +34,7 @@ class View:
                 f"algorithm {self._owner}: reads {quantity} at the {self._side} but does not declare it; "
                 f"add it to knowledge.{self._side}"
             )
-        return self._values[quantity].clone()  # a method may write into what it reads; the channel stays
+        return self._values[quantity].clone()  # a copy: a method may overwrite what it reads
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Reports:
     """One scalar from each of some devices, received at the server without error."""
 
     values: Tensor
-    """[S, M], 0 where no report came."""
+    """Reported values, [S, M]; 0 where no report came."""
     who: Tensor
-    """bool [S, M]."""
+    """Devices that reported, bool [S, M]."""
 
     def count(self) -> Tensor:
         """Number of reports, [S]."""

@@ -1,10 +1,10 @@
-"""Radios that are not perfect: what devices believe of their channels, and what becomes of the signals they send.
+"""Imperfect radios: errors in what devices know of their channels, and distortions of the signals they send.
 
-Belief and truth are kept apart. A method's views, thresholds, inversions and energies use the believed channel; the air
-uses the true one. The energy limit holds all the same, since a device knows what it sends.
+The believed (estimated) and the true channel are kept apart. A method's views, thresholds, inversions and energies use
+the believed one; the air uses the true one. The energy limit still holds, since a device knows what it sends.
 
 Knows: channels, signals.
-Does not know: models, data, which method is speaking.
+Does not know: models, data, which method transmits.
 """
 
 import math
@@ -29,28 +29,28 @@ Complex = NDArray[np.complex128]
 
 @dataclass(frozen=True)
 class Imperfections:
-    """All of them are off by default, and any may be combined."""
+    """The imperfections of a radio; all are off by default, and any can be combined."""
 
     pilot_snr_db: float = math.inf
-    """Devices estimate their channel from pilots of this signal-to-noise ratio at the mean gain: ĥ = h + e."""
+    """Signal-to-noise ratio, at the mean gain, of the pilots from which devices estimate their channel: ĥ = h + e."""
     estimate_age: Annotated[int, Ge(0)] = 0
-    """Rounds since the estimate: ĥ is that of an earlier round; for fading with a memory."""
+    """Age of the estimate: ĥ is the channel of so many rounds ago; meant for fading with memory."""
     phase_std_rad: Annotated[float, Ge(0)] = 0.0
-    """Residual phase error of each device and round, Gaussian."""
+    """Standard deviation of the Gaussian phase error of each device and round."""
     timing_std: Annotated[float, Ge(0), Le(1)] = 0.0
-    """Timing error in channel uses, the size of a Gaussian, at most 1: that share of a symbol falls into the next."""
+    """Deviation of the Gaussian timing error in symbols; its size, at most 1, is the share that falls into the next."""
     block_uses: Annotated[int, Ge(0)] = 0
-    """Channel uses over which Rayleigh fading is constant within one upload, the first of them estimated; 0: all."""
+    """Channel uses per block of constant Rayleigh fading; only the first block is estimated. 0: one block an upload."""
     block_correlation: Annotated[float, Ge(0), Le(1)] = 0.99
-    """Of the fading of successive blocks."""
+    """Correlation of the fading of successive blocks."""
     clip_amplitude: Annotated[float, Gt(0)] = math.inf
-    """Largest amplitude that the amplifier passes, over √E_s."""
+    """Largest amplitude that the amplifier passes, in units of √E_s."""
     bits: Annotated[int, Ge(0), Le(24)] = 0
-    """Of the digital-to-analog converter, full scale at the device's largest value; 0: not quantised."""
+    """Bits of the digital-to-analog converter, whose full scale is the device's largest value; 0: no quantisation."""
     interference_dbm_hz: float = -math.inf
-    """Density of Gaussian interference from a neighbouring cell, which no method knows of."""
+    """Power density of Gaussian interference from a neighbouring cell; no method knows about it."""
     downlink_std: Annotated[float, Ge(0)] = 0.0
-    """Gaussian error on every parameter of a model that a device receives; the first model is known to all."""
+    """Deviation of the Gaussian error on every parameter of a received model; the first model has no error."""
 
     def __post_init__(self) -> None:
         for name in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude"):
@@ -71,7 +71,7 @@ class Imperfections:
     def downlink(
         self, seeds: tuple[int, ...], noise: NoiseSource, active: NDArray[np.bool_] | None
     ) -> "Downlink | None":
-        """What devices receive, where that has errors; those in the mask [T, S, M] receive, or all."""
+        """Errors of received models, None if there are none; devices in the mask [T, S, M] receive, without it all."""
         if self.downlink_std == 0:
             return None
         last = None
@@ -82,16 +82,16 @@ class Imperfections:
 
     @property
     def dense(self) -> bool:
-        """Whether single values of a signal matter, so that it must be written out."""
+        """Whether single values of a signal are changed, so that it must be written out."""
         return bool(self.block_uses or self.bits or self.clip_amplitude < math.inf or self.timing_std)
 
     @property
     def interference_var_j(self) -> float:
-        """Joule per real dimension."""
+        """Variance of the interference, joule per real dimension."""
         return dbm_to_watt(self.interference_dbm_hz)
 
     def believed(self, h: Complex, mean_gain: NDArray[np.float64], streams: Streams) -> Complex:
-        """ĥ of every round and device, [T, M]."""
+        """Believed channel ĥ of every round and device, [T, M]."""
         if self.estimate_age:
             h = np.concatenate([np.repeat(h[:1], min(self.estimate_age, len(h)), axis=0), h[: -self.estimate_age]])
         if self.pilot_snr_db == math.inf:
@@ -100,7 +100,7 @@ class Imperfections:
         return np.asarray(h + error)
 
     def true(self, h: Complex, streams: Streams) -> Complex:
-        """What a signal meets, [T, M] or at every antenna [T, M, N]: the channel and the device's phase error."""
+        """True channel that a signal passes, with the device's phase error, [T, M] or at every antenna [T, M, N]."""
         if self.phase_std_rad == 0:
             return h
         places = h[..., None] if h.ndim == 2 else h[:, :, :1]
@@ -140,7 +140,7 @@ class Imperfections:
         return UploadFlaws(timing, blocks, self.block_uses, size)
 
     def _blocks(self, h: Tensor, mean_gain: NDArray[np.float64], rng: np.random.Generator, size: int) -> Tensor:
-        """The channel in each block of an upload, [blocks, M, K]; the first is what was there to estimate."""
+        """The channel in each block of an upload, [blocks, M, K]; the first block has the round's channel h."""
         count = -(-size // self.block_uses) if self.block_uses else 1
         if count == 1:
             return h[None]
@@ -155,17 +155,17 @@ class Imperfections:
 
 @dataclass(frozen=True)
 class UploadFlaws:
-    """What becomes of one seed's signals in one upload."""
+    """Timing errors and changing channels of one seed's devices in one upload."""
 
     timing: NDArray[np.float64]
     """Share of a device's symbol that falls into the next, [M]."""
     blocks: Tensor
-    """[blocks, M, K]."""
+    """Channel in each block, [blocks, M, K]."""
     block_uses: int
     size: int
 
     def arrived(self, sent: Tensor, device: int, scale: Tensor, in_phase: bool) -> Tensor:
-        """What a device's vector [Q], times its scale, is at the server, [K, Q]."""
+        """A device's vector [Q], times its scale, as it arrives at the server, [K, Q]."""
         weights = (self.blocks[:, device] * scale).T
         if in_phase and not sent.is_complex():
             weights = weights.real
@@ -188,20 +188,20 @@ def _norm(vector: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Downlink:
-    """Errors of the models that devices hold, as they received them.
+    """Errors in the models that devices have received.
 
-    A device trains from x_i + e_i with the error e_i of its last reception. It knows neither x_i nor e_i, but it takes
-    differences to what it received, so that e_i is not in what it sends: only where it evaluates gradients.
+    A device trains from x_i + e_i with the error e_i of its last reception. It knows neither x_i nor e_i. It sends
+    differences to what it received, so e_i cancels there; e_i only shifts the point where gradients are evaluated.
     """
 
     seeds: tuple[int, ...]
     std: float
     noise: NoiseSource
     last_heard: NDArray[np.int64] | None
-    """Last round before round t in which a device was heard, −1 for never, [T, S, M]; where only those receive."""
+    """Last round before t in which a device was heard, −1 for never, [T, S, M]; None if all receive in every round."""
 
     def errors(self, t: int, own: bool, like: Tensor, num_devices: int) -> Tensor:
-        """E_i of every device in round t, [S, M, P]; without models of their `own` all receive in every round."""
+        """Error e_i of every device in round t, [S, M, P]; all receive in every round if they have no `own` models."""
         size = like.shape[-1]
         result = like.new_zeros(len(self.seeds), num_devices, size)
         for s, seed in enumerate(self.seeds):

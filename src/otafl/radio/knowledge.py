@@ -1,4 +1,4 @@
-"""Which channel knowledge a method declares, on which side; apart, so that listing it needs no tensors.
+"""The channel knowledge that a method declares for each side; a module of its own, so that it loads without PyTorch.
 
 Knows: the columns of the paper's Table 1.
 Does not know: channels, methods.
@@ -13,19 +13,19 @@ from otafl.errors import PluginError
 Quantity = Literal["h", "h_each", "sum_h", "phase", "mean_gain", "distance_m"]
 QUANTITIES: frozenset[Quantity] = frozenset({"h", "h_each", "sum_h", "phase", "mean_gain", "distance_m"})
 OWN: frozenset[Quantity] = frozenset({"h", "phase", "mean_gain", "distance_m"})
-"""What a device can know: its own; the others are quantities of the server's antennas."""
+"""Quantities that a device can know, each for itself; the others belong to the server's antennas."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """Who needs which channel knowledge: the columns of the paper's Table 1, and what lies between them.
+    """The channel knowledge that devices and server need: the columns of the paper's Table 1, in finer steps.
 
     h           complex coefficient of every device, after combining where the server has several antennas
-    h_each      that at every antenna (server only)
-    sum_h       the sum over all devices at every antenna, which one common pilot shows (server only)
-    phase       e^{j arg h}: a device that can compensate its phase, but not its amplitude
+    h_each      the same at every antenna (server only)
+    sum_h       the sum over all devices at every antenna, as one common pilot reveals it (server only)
+    phase       e^{j arg h}, for devices that can compensate their phase but not their amplitude
     mean_gain   Λ = E|h|²
-    distance_m  where devices are
+    distance_m  distance from the server
 
     >>> Knowledge(device={"h"}).server
     frozenset()
@@ -34,7 +34,7 @@ class Knowledge:
     device: Set[Quantity] = frozenset()
     server: Set[Quantity] = frozenset()
     fading: str = "arbitrary"
-    """Fading the method's design assumes."""
+    """Fading that the method's design assumes."""
 
     def __post_init__(self) -> None:
         for side in ("device", "server"):  # any set will do

@@ -14,7 +14,7 @@ from torch import Tensor
 class Vectors:
     """One vector of Q values per device, real or complex, [S, M, Q].
 
-    The radio takes them as it takes updates: Q is the number of channel uses. In a method's state they are what
+    The radio treats them like updates: Q is the number of channel uses. In a method's state they are what
     devices remember; checkpoints and resumed runs treat them as any other tensor.
 
     >>> signs = Vectors(torch.tensor([[[1.0, -1.0], [1.0, 1.0]]]))
@@ -32,12 +32,12 @@ class Vectors:
 
     @property
     def size(self) -> int:
-        """Q."""
+        """Number of values Q per vector."""
         return self.values.shape[2]
 
     @property
     def is_complex(self) -> bool:
-        """Whether both the in-phase and the quadrature part carry something."""
+        """Whether values are complex, so that both the in-phase and the quadrature part carry data."""
         return self.values.is_complex()
 
     def norms(self, who: Tensor) -> Tensor:

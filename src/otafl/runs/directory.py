@@ -1,18 +1,18 @@
-"""The run directory: a contract that other tools read, and that survives being killed.
+"""The run directory: files of a fixed form, which other tools can read and which survive a killed process.
 
     config.toml         fully resolved; running it again gives the same run
     metrics.csv         tidy, one row per seed and recorded round
     devices.csv         one row per seed and device, at the end
     summary.json        status running | complete | failed, accuracies, times, versions, digests of the files above and
-                        below, and a seal over itself
+                        of the model, and a checksum of itself
     model.safetensors   x^T per seed, at the end
     log.txt             what happened when
     checkpoint/ROUND/   state.safetensors, metrics.csv, checkpoint.json: the two newest, checksummed
 
-Files appear whole or not at all: each is written beside its place and then renamed. Readers take no lock, and no
-symbolic link is followed to write.
+Files are written under a temporary name and then renamed, so that they appear whole or not at all; only log.txt and a
+running metrics.csv grow by lines. Reading takes no lock, and writing follows no symbolic link.
 
-Knows: files.
+Knows: the files of a run.
 Does not know: what the numbers mean.
 """
 
@@ -41,9 +41,9 @@ from otafl.errors import OtaflError, RunDirectoryError
 CHECKPOINT_FORMAT = 1
 KEPT_CHECKPOINTS = 2
 SEALED = ("config.toml", "metrics.csv", "devices.csv", "model.safetensors")
-"""Files whose digests a finished run's summary has."""
+"""Files whose digests are stored in a finished run's summary."""
 ARRAYS = "arrays"
-"""Among the sources of a run: the data that a plug-in loaded."""
+"""Key among a run's sources for the digest of the data that a plug-in loaded."""
 RUN_FILES = (*SEALED, "summary.json", "log.txt", "run.lock")
 
 
@@ -59,23 +59,23 @@ class Checkpoint:
     made_with: Mapping[str, str]
     """Versions, compute device and threads."""
     continued: tuple[str, ...] = ()
-    """Where and how the run went on with others of these: then its last digits may not be those of one without."""
+    """Notes on rounds from which the run continued with other versions or threads: its last digits may differ."""
 
 
 class RunDirectory:
-    """A directory that one process at a time works in."""
+    """A run's directory, in which only one process at a time may work."""
 
     def __init__(self, path: Path, config: Config, sources: Mapping[str, str]) -> None:
         self.path, self._config, self._sources = path, config, dict(sources)
-        self._digests = {config.digest}  # of this configuration, as written now and by an older version
+        self._digests = {config.digest}  # of this configuration, as this and older versions write it
         self._lock: IO[str] | None = None
 
     @staticmethod
     @contextlib.contextmanager
     def open(path: Path, config: Config, sources: Mapping[str, str] | None = None) -> Iterator["RunDirectory"]:
-        """A new or matching directory, locked if it is there; any other is refused. Nothing is written yet.
+        """Open a new directory, or one of the same configuration, which is locked if unfinished; refuse any other.
 
-        `sources` are the digests of plug-ins and data, which are a part of what a run is.
+        `sources` are the digests of plug-ins and data, a part of a run's identity. A new directory is not made yet.
         """
         directory = RunDirectory(path, config, sources or {})
         with explained(path):
@@ -88,7 +88,7 @@ class RunDirectory:
                 directory._lock.close()
 
     def create(self) -> None:
-        """Make the directory and lock it, where that has not been done; another process may have finished it since."""
+        """Make and lock the directory, unless that is done; another process may have finished the run meanwhile."""
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if self._lock is None:
@@ -97,7 +97,7 @@ class RunDirectory:
                 put(self.path / "config.toml", self._config.to_toml().encode())
 
     def _is_ours(self) -> bool:
-        """Whether this configuration's directory is there; False if there is none yet."""
+        """True if the directory exists with this configuration, False if it is new or empty; any other is refused."""
         path = self.path
         if path.exists() and not path.is_dir():
             raise RunDirectoryError(f"{path}: is a file; give a directory with --out")
@@ -118,7 +118,7 @@ class RunDirectory:
         return True
 
     def _resolves_alike(self, stored: str) -> bool:
-        """Whether a stored configuration is this one but for keys that did not exist when it was written."""
+        """Whether a stored configuration equals this one, apart from keys that did not exist when it was written."""
         try:
             alike = Config.from_toml(stored) == self._config
         except (OtaflError, ValueError, RecursionError):
@@ -144,28 +144,28 @@ class RunDirectory:
             file.write(text)
 
     def write(self, name: str, content: str) -> None:
-        """Put a text file in place, whole."""
+        """Write a text file, whole or not at all."""
         with explained(self.path):
             put(self.path / name, content.encode())
 
     def write_model(self, params: Mapping[str, Tensor]) -> None:
-        """Put model.safetensors in place."""
+        """Write model.safetensors, whole or not at all."""
         with explained(self.path):
             put(self.path / "model.safetensors", save(dict(params)))
 
     def begin(self) -> None:
-        """Say that the run is going on, and of what it is made."""
+        """Write a summary that says that the run is going on, with the digests of its plug-ins and data."""
         self.write("summary.json", json.dumps({"status": "running", "sources": self._sources}) + "\n")
 
     def finished(self) -> dict[str, Any] | None:
-        """The summary of a finished run of these sources, or None where there is still something to do."""
+        """The summary of a finished run, or None if it is unfinished; a run with other plug-ins or data is refused."""
         summary = stored_summary(self.path)
         if summary is not None:
             self._check_sources(summary.get("sources"))
         return None if summary is None or summary["status"] == "running" else summary
 
     def _check_sources(self, stored: Mapping[str, str] | None) -> None:
-        """Refuse a run of other plug-ins or data; what an older version or another Python made cannot be compared."""
+        """Refuse a run made with other plug-ins or data; code digests of another Python cannot be compared and pass."""
         other = same_sources(stored, self._sources)
         if other is not None:
             raise RunDirectoryError(
@@ -173,7 +173,7 @@ class RunDirectory:
             )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Seal the files and write the last summary, then drop what only a resume would need."""
+        """Write the final summary with the digests of the files, then delete the checkpoints."""
         with explained(self.path):
             digests = {name: sha256(self.path / name) for name in SEALED}
         whole = _without_nan({**summary, "sources": self._sources, "sha256": digests})
@@ -216,10 +216,10 @@ class RunDirectory:
             shutil.rmtree(old, ignore_errors=True)
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The newest valid checkpoint; damaged ones are named in the log and passed over.
+        """The newest valid checkpoint, or None if there are none; damaged ones are logged and skipped.
 
         Raises:
-            RunDirectoryError: a checkpoint belongs to another run, or there are some and none is valid.
+            RunDirectoryError: a checkpoint belongs to another run, or all checkpoints are damaged.
         """
         problems: list[tuple[Path, Exception]] = []
         with readable(self.path):
@@ -265,7 +265,7 @@ class RunDirectory:
 
 
 def same_sources(stored: Mapping[str, str] | None, now: Mapping[str, str]) -> str | None:
-    """In which way the sources of a run are others than those of now; None where they are not, or nobody can tell."""
+    """What differs between a stored run's plug-ins or data and the present ones; None if nothing, or if unknown."""
     if stored is None:
         return None
     same_python = stored.get("python") == now.get("python")
@@ -276,19 +276,19 @@ def same_sources(stored: Mapping[str, str] | None, now: Mapping[str, str]) -> st
 
 
 def refuse_inside_a_run(path: Path) -> None:
-    """Refuse a folder within a run's directory, which is the run's alone."""
+    """Refuse a folder inside a run directory."""
     for above in path.absolute().parents:
         if (above / "config.toml").exists() and ((above / "run.lock").exists() or (above / "summary.json").exists()):
             raise RunDirectoryError(f"{path}: is inside the run directory {above}; choose another place")
 
 
 def stored_summary(path: Path) -> dict[str, Any] | None:
-    """The summary of a run directory, None where there is none yet; a finished run's files are verified.
+    """Read the summary of a run directory and verify a finished run's files; None if there is no summary yet.
 
-    The key `sealed` says whether they could be: runs of older versions have no digests.
+    The key `sealed` tells whether the files could be verified: older versions of otafl stored no digests.
 
     Raises:
-        RunDirectoryError: the summary, or a file that it vouches for, is damaged or missing.
+        RunDirectoryError: the summary, or a file whose digest it holds, is damaged or missing.
     """
     file = path / "summary.json"
     with readable(path):
@@ -318,7 +318,7 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
 
 
 def _first_damaged(path: Path, summary: dict[str, Any]) -> str | None:
-    """The first file of a sealed run that is not what it was."""
+    """The first file of a sealed run that has changed, or None."""
     digests = summary.get("sha256")
     seal = {key: value for key, value in summary.items() if key != "seal"}
     if not isinstance(digests, dict) or set(digests) != set(SEALED) or _sealed(seal) != summary:
@@ -333,7 +333,7 @@ def _first_damaged(path: Path, summary: dict[str, Any]) -> str | None:
 
 
 def publish(path: Path, content: bytes) -> Path:
-    """Put a report or figure in place, whole, and never over a file of a run; returns its path."""
+    """Write a report or figure, whole or not at all, and never over a file of a run; returns its path."""
     folder = path.resolve().parent
     within = "checkpoint" in folder.parts and any((above / "config.toml").exists() for above in folder.parents)
     if within or (path.name in RUN_FILES and (folder / "config.toml").exists()):
@@ -362,7 +362,7 @@ def _sealed(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN or infinity: null instead."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, Mapping):
         return {str(key): _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
-"""What decides a run's numbers besides its configuration: the code of its plug-ins, and the data they load.
+"""Digests of what decides a run's numbers besides its configuration: the code of its plug-ins, and the data they load.
 
-A plug-in's digest is that of source text, without comments and docstrings: of its class, of every statement of its own
-module that defines a name the class reaches, and of every module of the user's own that one of these imports, whole.
-Where a statement computes an array, at import from a file for instance, the array counts, too. Other classes of the
-file do not. It is found once, when it is first asked for, and holds as long as the process.
+A plug-in's digest is a hash of source text without comments and docstrings. It covers the plug-in's class, every
+statement of its module that defines a name which the class reaches, and the whole of each user's module that one of
+these imports. If such a statement computes an array, for instance from a file, the array is hashed, too. Other classes
+of the file are not covered. The digest is computed once per process, when it is first needed.
 
 Knows: source text, arrays.
 Does not know: what a plug-in does.
@@ -36,17 +36,17 @@ STANDARD = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"
 BY_NAME = frozenset(
     {"globals", "vars", "eval", "exec", "getattr", "locals", "__import__", "import_module", "attrgetter"}
 )
-"""Code that uses one of these may reach anything of its module."""
+"""Code that uses one of these may reach anything in its module, so the whole module is hashed."""
 _known: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
 
 
 def is_plugin(spec: object) -> bool:
-    """Whether a chosen class is a user's own."""
+    """Whether the class of a spec comes from outside otafl."""
     return type(spec).__module__.partition(".")[0] != "otafl"
 
 
 def sources(config: Config, dataset: Dataset | None = None) -> dict[str, str]:
-    """Section of a configuration to the digest of its plug-in, and of the arrays that a data plug-in loads."""
+    """Digests of a configuration's plug-ins by section, with data arrays and Python version; empty without plug-ins."""
     found = plugin_digests(config)
     if "data" in found:
         loaded = dataset or load_dataset(config.data.name, config.data.spec, config.cell.devices)
@@ -61,14 +61,14 @@ def plugin_digests(config: Config) -> dict[str, str]:
 
 
 def name_hash(config: Config) -> str:
-    """Eight characters that tell runs of different configurations or plug-ins apart, for names of folders."""
+    """Eight characters for folder names, which differ between configurations and between plug-ins."""
     plugins = plugin_digests(config)
     whole = hashlib.sha256(f"{config.digest} {sorted(plugins.items())}".encode()).hexdigest()
     return (whole if plugins else config.digest)[:8]
 
 
 def data_digest(dataset: Dataset) -> str:
-    """Of all arrays of a data set, and of what kind it is."""
+    """Digest of all arrays of a data set, its number of classes, image shape and loss."""
     digest = hashlib.sha256(repr((dataset.num_classes, dataset.image_shape, dataset.loss)).encode())
     for part in (dataset.train, dataset.test, dataset.validation):
         for array in (None, None) if part is None else (part.features, part.targets):
@@ -87,7 +87,7 @@ def _of_array(array: Any) -> bytes:
 
 
 def code_digest(cls: type) -> str:
-    """Of a class and everything of the user's own that it reaches."""
+    """Digest of a class and of all the user's own code that it reaches."""
     if cls not in _known:
         file = changed_since_loaded(cls)
         if file is not None:
@@ -97,7 +97,7 @@ def code_digest(cls: type) -> str:
 
 
 class _Reach:
-    """What a class reaches, as text."""
+    """Collects the source text and the arrays that a class reaches."""
 
     def __init__(self, cls: type) -> None:
         self._home = cls.__module__.partition(".")[0]
@@ -115,11 +115,11 @@ class _Reach:
         return whole.hexdigest()
 
     def _definition(self, thing: Any) -> None:
-        """A class or function of the user's own: its statement, and what that reaches."""
+        """Add the statement that defines a user's class or function, and what it reaches."""
         filename, name = _place(thing), thing.__qualname__.partition(".")[0]
         body = _statements(filename)
         if body is None and not _functions(thing):
-            return  # a class that was made without code of its own
+            return  # a class that was created without source code
         if body is None:
             raise PluginError(
                 f"{thing.__module__}.{thing.__qualname__}: its source cannot be found, so that a run directory could "
@@ -127,7 +127,7 @@ class _Reach:
             )
         space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
         package = space.get("__package__") or ""
-        if not any(name in _bound(statement) for statement in body):  # made within a function: all of it may matter
+        if not any(name in _bound(statement) for statement in body):  # defined in a function: take the whole module
             self._all(filename, body, package)
             return
         self._names({name}, filename, body, space, package)
@@ -135,7 +135,7 @@ class _Reach:
     def _names(
         self, wanted: set[str], filename: str, body: list[ast.stmt], space: dict[str, Any], package: str
     ) -> None:
-        """Statements of a module that bind some names, and what these reach."""
+        """Add the statements of a module that bind the wanted names, and what these statements reach."""
         waiting = list(wanted)
         while waiting:
             name = waiting.pop()
@@ -145,7 +145,7 @@ class _Reach:
             mine = [statement for statement in body if name in _bound(statement)]
             value = space.get(name)
             if not mine and isinstance(value, type | FunctionType) and self._is_own(value.__module__):
-                self._definition(value)  # of another cell or, by a star, of another module
+                self._definition(value)  # from another notebook cell, or by a star import
                 continue
             if mine and isinstance(value, np.ndarray | Tensor):
                 self._arrays.append(_of_array(value))
@@ -159,14 +159,14 @@ class _Reach:
                 waiting += used
 
     def _all(self, filename: str, body: list[ast.stmt], package: str) -> None:
-        """A module, whole, and what it imports."""
+        """Add a whole module, and what it imports."""
         if (filename, "") not in self._met:
             self._met.add((filename, ""))
             self._texts.append("\n".join(map(ast.unparse, body)))
             self._imports(body, package)
 
     def _imports(self, statements: Iterable[ast.stmt], package: str) -> None:
-        """Modules of the user's own that some statements import, at whatever depth."""
+        """Add the user's own modules that some statements import, also inside functions."""
         for statement in statements:
             for node in ast.walk(statement):
                 names: list[str] = []
@@ -192,7 +192,7 @@ class _Reach:
             self._arrays += [_of_array(value) for value in values if isinstance(value, np.ndarray | Tensor)]
 
     def _is_own(self, module: str) -> bool:
-        """Whether a module is the user's, and not a library's."""
+        """Whether a module is the user's own and not an installed library."""
         top = module.partition(".")[0]
         if top == self._home:
             return True
@@ -200,7 +200,7 @@ class _Reach:
             return False
         file = getattr(sys.modules.get(top), "__file__", None) or _found(top)
         if file is None:
-            return top in sys.modules  # a prompt's or a notebook's
+            return top in sys.modules  # typed at a prompt or in a notebook
         path = Path(file)
         folder = path.parent.parent if path.stem == "__init__" else path.parent
         library = {"site-packages", "dist-packages"} & set(path.parts) or any(map(path.is_relative_to, STANDARD))
@@ -208,7 +208,7 @@ class _Reach:
 
 
 def _functions(thing: Any) -> list[FunctionType]:
-    """A function itself, or those that were written for a class."""
+    """A function itself, or the functions in a class that were written and not generated."""
     found = [thing] if isinstance(thing, FunctionType) else filter(inspect.isfunction, vars(thing).values())
     unwrapped = [inspect.unwrap(function) for function in found]
     made = {function for function in unwrapped if function.__name__.startswith("__")}  # perhaps by `dataclass`
@@ -229,7 +229,7 @@ def _statements(filename: str) -> list[ast.stmt] | None:
         return None
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # a notebook's magic
+    except (SyntaxError, ValueError):  # for instance notebook magic
         return None
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
@@ -256,7 +256,7 @@ def _found(name: str) -> str | None:
 
 
 def _bound(statement: ast.stmt) -> set[str]:
-    """Names that a statement of a module gives a meaning to, or changes the meaning of."""
+    """Names that a top-level statement binds or modifies."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {statement.name}
     if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -265,7 +265,7 @@ def _bound(statement: ast.stmt) -> set[str]:
 
 
 def _written(node: ast.AST) -> Iterator[str]:
-    """The names that a node writes to; of `a.b[c] = …` and of a call on its own, `a.append(…)`, that is a."""
+    """Names that a node binds or may modify: a in `a.b[c] = …`, and every name in a bare call such as `a.append(x)`."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         yield node.name
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -281,7 +281,7 @@ def _written(node: ast.AST) -> Iterator[str]:
 
 
 def _used(statement: ast.stmt) -> set[str]:
-    """All names in a statement."""
+    """All names in a statement, and those attributes that are in BY_NAME."""
     names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
     return names | {
         node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute) and node.attr in BY_NAME

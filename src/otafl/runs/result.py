@@ -1,4 +1,4 @@
-"""What a run found: its rows, its summary, its files, and reading them back.
+"""The result of a run: its rows and its summary, how they become files and are read back.
 
 Knows: columns, seeds, run directories.
 Does not know: the loop over rounds, methods.
@@ -29,13 +29,13 @@ from otafl.registry import in_a_line
 from otafl.runs.directory import stored_summary
 from otafl.runs.table import Recorder
 
-LAST_ROUNDS = 50  # the paper's
+LAST_ROUNDS = 50  # over which accuracies are averaged, as in the paper
 ACCURACIES = ("test_accuracy", "validation_accuracy", "mean_accuracy")
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run found."""
+    """The result of a run."""
 
     config: Config
     rounds: NDArray[np.int64]
@@ -48,7 +48,7 @@ class Result:
     """Failed seeds: seed to the round after which its model had exploded, or its test loss was not finite."""
     summary: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-    """What is to be known of a run that was read and not carried out."""
+    """Remarks on a run that was read from its directory, for instance that another version made it."""
 
     @property
     def status(self) -> str:
@@ -57,7 +57,7 @@ class Result:
 
 
 def versions() -> dict[str, str]:
-    """What numbers may depend on in their last digits."""
+    """Versions on which the last digits of results may depend."""
     return {
         "otafl": __version__,
         "python": platform.python_version(),
@@ -88,7 +88,7 @@ def failures(
 
 
 def first_averaged(config: Config) -> int:
-    """Accuracies are averaged over the recorded rounds r above this one: T − 50, and never the untrained model."""
+    """Accuracies are averaged over the recorded rounds after this one: T − 50, or 0 in a shorter run."""
     return max(0, config.experiment.rounds - LAST_ROUNDS)
 
 
@@ -126,14 +126,14 @@ def summary_scores(
 
 
 def averaged_over(config: Config) -> str:
-    """Which rows the accuracies of a summary are the mean of."""
+    """The rows over which a summary averages accuracies, in words."""
     first, last, every = first_averaged(config) + 1, config.experiment.rounds, config.experiment.eval_every
     rows = [r for r in range(first, last + 1) if r % every == 0 or r == last]
     return f"round {last}" if len(rows) == 1 else f"{len(rows)} rows of rounds {rows[0]} to {last}"
 
 
 def _cause(config: Config) -> str:
-    """What most likely made a model diverge."""
+    """The most likely causes of divergence, in words."""
     causes = [f"training.lr = {config.training.lr:g} is too large"]
     gamma = getattr(config.algorithm.spec, "gamma", None)
     if isinstance(gamma, float) and config.radio.noise_var_j > 0:
@@ -145,7 +145,7 @@ def _cause(config: Config) -> str:
 
 @cache
 def current_commit() -> str | None:
-    """Commit of the source tree, where the package runs from one."""
+    """Git commit of the source tree, if the package runs from one."""
     source = Path(__file__).resolve().parent
     if not any((parent / ".git").exists() for parent in source.parents[:3]):
         return None
@@ -163,7 +163,7 @@ def current_commit() -> str | None:
 
 
 def read_run(path: str | Path) -> Result:
-    """The result of a finished run directory, its files verified; nothing is written, and no lock is taken."""
+    """Read the result of a finished run directory and verify its files; writes nothing and takes no lock."""
     path = Path(path)
     file = path / "config.toml"
     with readable(path):
@@ -235,7 +235,7 @@ def _check_rows(
     metrics: Mapping[str, NDArray[np.float64]],
     diverged: Mapping[int, int],
 ) -> None:
-    """Every seed that did not diverge has all its rows."""
+    """Raise ValueError if a seed that did not diverge lacks rows or has an impossible accuracy."""
     last, every = config.experiment.rounds, config.experiment.eval_every
     expected = [r for r in range(last + 1) if r % every == 0 or r == last]
     living = [s for s, seed in enumerate(config.experiment.seeds) if seed not in diverged]

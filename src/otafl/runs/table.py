@@ -16,7 +16,7 @@ from otafl.runs.directory import RunDirectory
 
 
 class Recorder:
-    """Rows in memory and, where there is a directory, in metrics.csv."""
+    """Collects recorded rows in memory and, if there is a directory, in metrics.csv."""
 
     def __init__(self, seeds: tuple[int, ...], directory: RunDirectory | None) -> None:
         self._seeds, self._directory = seeds, directory
@@ -38,7 +38,7 @@ class Recorder:
         self._write(self._lines(r, row, alive))
 
     def write_first(self) -> None:
-        """Write the header and row 0, where that has not been done."""
+        """Write the header and row 0, unless that is done."""
         if self._columns is None:
             self._columns = _ordered(self.rows[-1])
             header = ",".join(["seed", "round", *self._columns]) + "\n"
@@ -72,7 +72,7 @@ class Recorder:
 
 
 def _ordered(row: Rows) -> list[str]:
-    """Columns in their order; a method's own follow by name, in whichever order it gave them."""
+    """Column names in the order of COLUMNS, then the method's own columns by name."""
     return [name for name in COLUMNS if name in row] + sorted(name for name in row if name not in COLUMNS)
 
 

@@ -1,6 +1,6 @@
-"""A configuration made flesh: world, radio, engine and algorithm of a batch of seeds, and its rounds.
+"""Builds world, radio, engine and algorithm for all seeds of a configuration, and carries out single rounds.
 
-Knows: every room above.
+Knows: configurations, worlds, radios, engines, the contract of algorithms.
 Does not know: the loop over rounds, files.
 """
 
@@ -52,7 +52,7 @@ class Simulation:
         noise: NoiseSource | None = None,
         dataset: Dataset | None = None,
     ) -> None:
-        """`model` and `noise` stand in for the configuration's; `dataset` is its data, where it is loaded already."""
+        """`model` and `noise` replace the configuration's own; `dataset` is its data set, if that is loaded already."""
         refuse_too_large(config, device, dataset, model)
         self.config, self.device = config, device
         self._state_names: list[str] | None = None
@@ -62,14 +62,14 @@ class Simulation:
         knowledge = getattr(self.algorithm, "knowledge", None)
         if not isinstance(knowledge, Knowledge):
             raise PluginError(f"{self._who}: declare `knowledge = otafl.Knowledge(...)`: what it reads of the channel")
-        self._knowledge = knowledge  # once: what it declares holds for the run
+        self._knowledge = knowledge  # read once, so that it cannot change during the run
         if strange := sorted(knowledge.device - OWN):
             raise PluginError(f"{self._who}: a device cannot know {', '.join(strange)}; the server can")
         if dataset is None:
             dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
         self.shares = [_share_out(config, dataset, seed) for seed in self.seeds]
         build = builder(config.model.name, config.model.spec, dataset)
-        if model is not None:  # a user's own module, weights and all
+        if model is not None:  # a user's own module, with its weights
             build = functools.partial(copy.deepcopy, model)
         self.objective = Objective(build, dataset, device, config.training.precision)
         self.dtype = self.objective.dtype
@@ -77,17 +77,17 @@ class Simulation:
         self.validation = self._validation(dataset)
         self.worlds = [self._world(seed) for seed in self.seeds]
         imperfect = config.imperfect
-        host_channel: dict[Quantity, Tensor] = {  # as devices and server believe it to be
+        host_channel: dict[Quantity, Tensor] = {  # as devices and server estimate it
             "h": self._stacked(lambda world, streams: imperfect.believed(world.coeff, world.mean_gain, streams)),
             "mean_gain": self._stacked(lambda world, streams: world.mean_gain),
             "distance_m": self._stacked(lambda world, streams: world.distance_m),
         }
         host_channel |= self._more_known(host_channel["h"])
         self._channel = {quantity: values.to(device) for quantity, values in host_channel.items()}
-        self._coeff = self._channel["h"]  # as it is
+        self._coeff = self._channel["h"]  # the true channel
         if not imperfect.none:
             self._coeff = self._stacked(lambda world, streams: imperfect.true(world.coeff, streams)).to(device)
-        self._each = None  # at every antenna, [T, S, M, N]
+        self._each = None  # the true channel at every antenna, [T, S, M, N]
         if config.radio.antennas > 1:
             self._each = self._stacked(lambda world, streams: imperfect.true(world.each, streams)).to(device)
         self.noise_var_j = config.radio.noise_var_j
@@ -122,7 +122,7 @@ class Simulation:
         if config.cell.cohort:
             rounds = config.experiment.rounds
             everyone = np.stack([config.cell.cohorts(rounds, Streams(seed)) for seed in self.seeds], axis=1)
-        self._everyone = Schedule(everyone, device)  # one mask for all rounds, or one for each
+        self._everyone = Schedule(everyone, device)  # one mask for all rounds or, with cohorts, one for each
         self._plan = self._decide(host_channel)
         self.problem = dataclasses.replace(self.problem, plan=self._plan)
         self._active, self._useful = self._foresee(host_channel)
@@ -149,11 +149,11 @@ class Simulation:
         return state
 
     def step(self, state: Any, t: int) -> Step:
-        """Round t."""
+        """Carry out round t."""
         return self.take(state, self.round_at(t))
 
     def take(self, state: Any, round_: Round) -> Step:
-        """One round with these instruments."""
+        """Carry out one round with a given Round, and check what the method returns."""
         where = f"step of round {round_.t}" if isinstance(round_.t, int) else "step"
         result = self._guarded(where, lambda: self.algorithm.step(state, round_))
         if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Info):
@@ -175,9 +175,9 @@ class Simulation:
     def round_at(
         self, t: int, *, batches: Tensor | None = None, air: Air | None = None, skip_unheard: bool = True
     ) -> Round:
-        """The instruments of round t; other `batches` or another `air` show what follows from them.
+        """The Round of round t; the checks pass other `batches` or another `air` to see what changes.
 
-        Without `skip_unheard` devices that will never be heard again are trained, too.
+        With `skip_unheard=False`, devices that will never be heard again are trained, too.
         """
         return self._round(
             t,
@@ -193,7 +193,7 @@ class Simulation:
         )
 
     def recorded_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
-        """The instruments of the round whose number is in a tensor, from the same tensors every time."""
+        """A Round for a CUDA graph: its number is in a tensor, and every call reads from the same tensors."""
         needed = {"h"} | self._knowledge.device | self._knowledge.server
         now = {name: rounds.index_select(0, t.view(1))[0] for name, rounds in self._channel.items() if name in needed}
         active = None if self._active is None else self._active.pick(t)
@@ -204,7 +204,7 @@ class Simulation:
 
     @property
     def recordable(self) -> bool:
-        """Whether it is worth trying to record rounds as a CUDA graph: not where a radio changes single values."""
+        """Whether to try to record rounds as a CUDA graph: only on a GPU, and not with an imperfect radio."""
         return self.device.type == "cuda" and (self.config.imperfect.none or isinstance(self.air, IdealAir))
 
     def _round(
@@ -243,7 +243,7 @@ class Simulation:
         )
 
     def check(self) -> None:
-        """Raise if a device exceeded the energy limit, or was heard though its method had declared it silent."""
+        """Raise if a device exceeded the energy limit, was heard though silent, or took part without being heard."""
         self.guard.check()
         if bool(self._strays.any()):
             raise PluginError(f"{self._who}: a device reports or transmits that `active` or the cohort keeps silent")
@@ -253,7 +253,7 @@ class Simulation:
     def mean_params(self, state: Any) -> Tensor:
         """x̄, the mean of the devices' models, [S, P]; the server model where devices keep none of their own."""
         models = own_models(state)
-        if models is not None and self._useful is not None:  # some devices were left as they are
+        if models is not None and self._useful is not None:  # some devices were not trained
             raise ConfigError(
                 "the mean of the devices' models needs all of them trained: set training.skip_unheard = false, "
                 'or put "mean" into experiment.record'
@@ -262,7 +262,7 @@ class Simulation:
         return mean
 
     def uplink_probability(self, place: int = 0) -> NDArray[np.float64] | None:
-        """p_i^t of the seed in this place, [T, M]; None where the method has no one threshold γ for all."""
+        """Probabilities p_i^t to be active, of the seed at index `place`, [T, M]; None if the method has no fixed γ."""
         gamma = getattr(self.algorithm, "gamma", None)
         if not isinstance(gamma, float):
             return None
@@ -291,7 +291,7 @@ class Simulation:
         return BatchedEngine()
 
     def _decide(self, channel: dict[Quantity, Tensor]) -> dict[str, Tensor]:
-        """What the server decides beforehand for all rounds, from what it declared to know, each [T, S, ...]."""
+        """The method's plan for all rounds, made from what the server declared to know; each tensor [T, S, ...]."""
         if not hasattr(self.algorithm, "plan"):
             return {}
         view, shape = self._view("server", channel), tuple(channel["h"].shape[:2])
@@ -308,7 +308,7 @@ class Simulation:
         return plan
 
     def _foresee(self, channel: dict[Quantity, Tensor]) -> tuple[Schedule | None, Schedule | None]:
-        """Who transmits in each round, and who does so then or later, where the method can tell beforehand."""
+        """Masks of who transmits in each round, and of who does so then or later; None if not known beforehand."""
         if not hasattr(self.algorithm, "active"):
             return None, None
         view = self._view("device", channel)
@@ -341,7 +341,7 @@ class Simulation:
         )
 
     def _more_known(self, h: Tensor) -> dict[Quantity, Tensor]:
-        """What a method declares beyond every device's h, gain and distance; from the believed h [T, S, M]."""
+        """Declared quantities besides h, mean_gain and distance_m; `h` is the channel as estimated, [T, S, M]."""
         declared = self._knowledge.device | self._knowledge.server
         if {"h_each", "sum_h"} & declared and (
             self.config.imperfect.pilot_snr_db < np.inf or self.config.imperfect.estimate_age
@@ -360,7 +360,7 @@ class Simulation:
         return more
 
     def _stacked(self, part: Callable[[Trajectory, Streams], Any]) -> Tensor:
-        """[T, S, M] on the host."""
+        """One quantity of all seeds' worlds, stacked to [T, S, M, ...] on the host."""
         worlds = zip(self.worlds, self.seeds, strict=True)
         return torch.from_numpy(np.stack([part(world, Streams(seed)) for world, seed in worlds], axis=1))
 
@@ -416,7 +416,7 @@ class Simulation:
             raise PluginError(f"{self._who}: Info.extra must have the same columns in every round")
 
     def _guarded(self, where: str, call: Callable[[], Any]) -> Any:
-        """Run a method's code."""
+        """Call a method's code; errors of a plug-in, and full memory, become one line."""
         try:
             return guarded(f"{self._who}: {where}", self.algorithm, call)
         except torch.OutOfMemoryError as error:
@@ -426,13 +426,13 @@ class Simulation:
 
 
 def own_models(state: Any) -> Tensor | None:
-    """Devices' own models [S, M, P], where a state has them."""
+    """Devices' own models [S, M, P]; None if the state has none."""
     found = parts_of(state, Devices)
     return found[0].models if found else None
 
 
 def _share_out(config: Config, dataset: Dataset, seed: int) -> list[Any]:
-    """Image indices of every device of one seed."""
+    """Indices of the images that each device of one seed holds."""
     num_devices = config.cell.devices
     if dataset.owners is not None:
         return [np.flatnonzero(dataset.owners == i) for i in range(num_devices)]

@@ -1,10 +1,10 @@
-"""From round to round: the algorithm's state and the ledger, on a GPU as one CUDA graph where that is possible.
+"""Takes the algorithm's state and the ledger from round to round; on a GPU by replaying a CUDA graph, where possible.
 
-A round is some hundred small operations around a few large ones, and a GPU finishes them faster than the host can ask
-for them. So rounds are recorded once and then replayed, with the round's number, learning rate, batches and noise in
-tensors that the host fills. Whether that can be done is found out by trying: in its first rounds a simulation does each
-round twice, as usual and so that it can be recorded, then recorded, then replayed. If that cannot be done, or leads to
-anything else than the usual round, rounds stay as usual.
+A round is some hundred small operations around a few large ones, and a GPU finishes them faster than the host can
+launch them. So one round is recorded and then replayed; its number, learning rate, batches and noise are in tensors
+that the host fills. Whether this works is found out by trying. Each of the first TRIED rounds is done twice: as usual,
+and in the form for recording, which is first only run, then recorded, then replayed. If that fails, or its result
+differs from the usual round's, all rounds are done as usual.
 
 Knows: simulations, their states and ledgers.
 Does not know: what is recorded of a round, files.
@@ -26,8 +26,8 @@ from otafl.registry import in_a_line
 from otafl.simulation.build import Simulation
 
 TRIED = 3  # rounds done twice: kernels are compiled in the first, the second is recorded, the third is replayed
-MOST_CHANGE = 0.02  # by which a recorded round may miss the usual one, over what the round changed
-MOST_VALUE = 1e-5  # and over what is there
+MOST_CHANGE = 0.02  # allowed error of a recorded round, relative to what the round changed
+MOST_VALUE = 1e-5  # and, added to it, relative to the value itself
 log = logging.getLogger(__name__)
 
 
@@ -40,11 +40,11 @@ class Rounds:
         self._recorded = _RecordedRounds(sim) if sim.recordable else None
         self._tried = 0
         self.how: str | None = "rounds were a CUDA graph" if sim.recordable else None
-        """How rounds were done, where that could be chosen."""
+        """How rounds were done, for the log; None if there was no choice."""
 
     @property
     def replayed(self) -> bool:
-        """Whether rounds are a CUDA graph by now."""
+        """Whether rounds are by now replayed from a CUDA graph."""
         return self._recorded is not None and self._tried >= TRIED
 
     def advance(self, t: int) -> None:
@@ -59,7 +59,7 @@ class Rounds:
             self._try(t)
 
     def _try(self, t: int) -> None:
-        """Round t both ways: if they differ, what the usual way gave, from now on."""
+        """Do round t both ways; if they differ, keep the usual result and do all later rounds as usual."""
         assert self._recorded is not None
         try:
             mine, ledger = copied(self.state), self._ledger.copied()
@@ -75,7 +75,7 @@ class Rounds:
             allowed = _allowed(_numbers(self.state, self._ledger), expected)
             self._recorded.advance(t, self.state, self._ledger)
             alike = _alike(_numbers(self.state, self._ledger), expected, allowed)
-        except Exception as error:  # whatever it is: rounds as usual either have it, too, or do without
+        except Exception as error:  # whatever it is, the usual rounds do not need this
             alike, why = False, in_a_line(error)
         self._tried += 1
         if not alike:
@@ -90,7 +90,7 @@ class Rounds:
 
 
 class _RecordedRounds:
-    """Rounds that do the same with the same tensors every time: state, ledger, inputs."""
+    """Rounds that do the same operations on the same tensors (state, ledger, inputs) every time."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -98,7 +98,7 @@ class _RecordedRounds:
         self._lr = torch.zeros((), dtype=torch.float64, device=sim.device)
         self._batches = torch.empty_like(sim.sampler.at(0))
         self._noise: dict[str, Tensor] = {}
-        """What the air adds in a round, by name."""
+        """Noise that the air adds in a round, by the name of its stream."""
         self._air = sim.air
         if isinstance(sim.air, Air):
             self._air = dataclasses.replace(sim.air, noise=self._drawn)
@@ -106,7 +106,7 @@ class _RecordedRounds:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def advance(self, t: int, state: Any, ledger: Ledger) -> None:
-        """Do round t in place of state and ledger: the first as it will be recorded, then recorded, then replayed."""
+        """Do round t and overwrite state and ledger: the first call runs it, the second records, the others replay."""
         self._t.fill_(t)
         self._lr.fill_(self._sim.config.training.lr_at(t))
         self._batches.copy_(self._sim.sampler.at(t))
@@ -124,7 +124,7 @@ class _RecordedRounds:
     def _record(self, state: Any, ledger: Ledger) -> "torch.cuda.CUDAGraph":
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         collects = gc.isenabled()
-        gc.disable()  # freeing an older run's graph in the middle would spoil this one
+        gc.disable()  # freeing an older run's graph meanwhile would break the recording
         try:
             with torch.cuda.graph(graph):
                 self._round(None, state, ledger)
@@ -135,14 +135,14 @@ class _RecordedRounds:
         return graph
 
     def _round(self, t: int | None, state: Any, ledger: Ledger) -> None:
-        """One round; the new state takes the place of the old."""
+        """Do one round; the new state overwrites the old one."""
         self._now = t
         step = self._sim.take(state, self._sim.recorded_round(self._t, self._lr, self._batches, self._air))
         ledger.observe(self._t, step, self._sim.noise_var_j)
         overwrite(state, step.state)
 
     def _drawn(self, seeds: Sequence[int], name: str, t: Any, size: int) -> Tensor:
-        """The noise that `advance` has drawn; the first round shows what is needed."""
+        """The noise that `advance` has drawn; the first round finds out which streams are needed."""
         if name not in self._noise:
             assert isinstance(self._sim.air, Air)
             assert self._now is not None
@@ -156,18 +156,18 @@ def _numbers(state: Any, ledger: Ledger) -> dict[str, Tensor]:
 
 
 def _allowed(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By how much a recorded round may miss each real tensor, for each seed; whole numbers it may not miss."""
+    """Allowed error of each real or complex tensor of a recorded round, per seed; integers must be exact."""
     allowed = {}
     for name, value in after.items():
         if _real(value):
-            then = before.get(name, value)  # a column of the method's own, which the first round makes
+            then = before.get(name, value)  # the first round adds the method's own columns
             changed = _length(value - then) if then.shape == value.shape else torch.zeros((), device=value.device)
             allowed[name] = torch.nan_to_num(MOST_CHANGE * changed) + MOST_VALUE * _length(value)
     return allowed
 
 
 def _alike(found: dict[str, Tensor], expected: dict[str, Tensor], allowed: dict[str, Tensor]) -> bool:
-    """Whether all tensors are the expected ones but for rounding; what is not finite need not be finite alike."""
+    """Whether all tensors are as expected, up to the allowed errors; where neither is finite, they count as alike."""
     if {name: value.shape for name, value in found.items()} != {name: value.shape for name, value in expected.items()}:
         return False
     alike = []
@@ -177,7 +177,7 @@ def _alike(found: dict[str, Tensor], expected: dict[str, Tensor], allowed: dict[
             alike.append(((_length(found[name] - value) <= allowed[name]) | lost).all())
         else:
             alike.append((found[name] == value).all())
-    return bool(torch.stack(alike).all())  # asked once
+    return bool(torch.stack(alike).all())  # waits for the GPU once
 
 
 def _real(values: Tensor) -> bool:

@@ -1,10 +1,10 @@
-"""How much memory a run will take, found before it is taken: by arithmetic, and by building its model without storage.
+"""Estimates how much memory a run will take, before it takes any.
 
-The coefficients are bytes per element, measured on the CPU (float64 channels and their copies, masks, batches), for
-the state of a method and the size of a model what they are on torch's meta device, which has shapes and no storage.
+The coefficients are bytes per element, measured on the CPU (float64 channels and their copies, masks, batches). The
+sizes of the model and of the method's state come from torch's meta device, whose tensors have shapes but no storage.
 
-Knows: configurations, sizes of data, models and states.
-Does not know: numbers.
+Knows: configurations, and the sizes of data, models and states.
+Does not know: the values in them.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ from otafl.radio.knowledge import QUANTITIES, Quantity
 from otafl.world.data import Dataset, Sizes, sizes_of
 
 GIB = 2**30
-# Bytes per round, seed and device: positions, gains and channels with their copies; then what comes on top.
+# Bytes per round, seed and device: CHANNEL for positions, gains, channels and copies; the others come on top.
 CHANNEL, MOTION, IMPERFECT, MASKS, PLAN = 64, 16, 20, 42, 30
 ANTENNA = 48  # bytes per round, seed, device and antenna, where there are several
 DRAWING = 60  # bytes per round, device and antenna while one seed is drawn
-WAVES = 9_800  # bytes per device of Clarke's model, for 1,920 devices at least
+WAVES = 9_800  # bytes per device of Clarke's model, counted for at least 1,920 devices
 BATCHES = 24  # bytes per image index
-SERVER_VECTORS = 7  # of the model's size, per seed: what is heard, noise, the new model …
-DEVICE_COPIES = 1.5  # of all devices' models, where a method keeps them: old and new anchors, a checkpoint's copy
-WRITTEN_OUT = 4  # of all devices' models, where a radio changes single values
+SERVER_VECTORS = 7  # vectors as long as the model, per seed: received signal, noise, new model …
+DEVICE_COPIES = 1.5  # copies of all devices' models, if a method keeps them: old and new anchors, a checkpoint's copy
+WRITTEN_OUT = 4  # copies of all devices' models, if an imperfect radio or downlink changes single values
 IMAGE = 36  # bytes per image and seed: shares and sampler
 SHARE = 120  # bytes per device and class while images are shared out
 ROW = 1_000  # bytes per seed and recorded row
@@ -44,7 +44,7 @@ ROW = 1_000  # bytes per seed and recorded row
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A part of a run's memory, and what makes it smaller."""
+    """A part of a run's memory, and the keys that make it smaller."""
 
     name: str
     size: float
@@ -54,11 +54,11 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """What is known of a model without its weights."""
+    """Sizes of a model, known without its weights."""
 
     params: int
     activations: int
-    """Values that one example leaves on its way through."""
+    """Number of values of one example in all layers, its features included."""
     widest: int
     first: int
     """Outputs of a linear first layer; 0 where there is none."""
@@ -67,7 +67,7 @@ class _Model:
 def refuse_too_large(
     config: Config, device: torch.device, dataset: Dataset | None = None, model: nn.Module | None = None
 ) -> None:
-    """Refuse a run that needs more memory than there is, with its number and what to lower."""
+    """Refuse a run that needs more memory than there is; the error says how much, and which keys to lower."""
     parts = estimate(config, dataset, model)
     host = [part for part in parts if device.type == "cpu" or part.name in ("data", "channels")]
     places = [("memory", host, free_bytes())]
@@ -84,7 +84,7 @@ def refuse_too_large(
 
 
 def estimate(config: Config, dataset: Dataset | None = None, model: nn.Module | None = None) -> list[Part]:
-    """The parts of a run's memory; those of a data set or model that cannot be known beforehand are left out."""
+    """The parts of a run's memory; those that depend on a data set or model of unknown size are left out."""
     num_seeds, num_devices = len(config.experiment.seeds), config.cell.devices
     parts = [Part("channels", _channel_bytes(config), "experiment.rounds, experiment.seeds or cell.devices")]
     sizes = sizes_of(config.data.spec, num_devices) if dataset is None else Sizes.of(dataset)
@@ -112,7 +112,7 @@ def estimate(config: Config, dataset: Dataset | None = None, model: nn.Module | 
 
 
 def _channel_bytes(config: Config) -> float:
-    """Worlds, channels, masks and rows."""
+    """Bytes of worlds, channels, masks and recorded rows."""
     rounds, seeds, devices = config.experiment.rounds, len(config.experiment.seeds), config.cell.devices
     each = CHANNEL + MOTION * (config.mobility.name != "static") + IMPERFECT * (not config.imperfect.none)
     each += MASKS * hasattr(config.algorithm.spec, "active") + PLAN * hasattr(config.algorithm.spec, "plan")
@@ -124,7 +124,7 @@ def _channel_bytes(config: Config) -> float:
 
 
 def _training_bytes(config: Config, sizes: Sizes, model: _Model, own: bool, width: int) -> float:
-    """Batches, activations and gradients of the devices that train at once."""
+    """Bytes of batches, activations and gradients of the devices that train at once."""
     training = config.training
     devices = len(config.experiment.seeds) * config.cell.devices
     images = training.batch_size * (training.local_steps if training.batches == "per_step" else 1)
@@ -151,7 +151,7 @@ def _data_keys(config: Config) -> str:
 
 
 def _without_weights(config: Config, sizes: Sizes, model: nn.Module | None) -> _Model | None:
-    """The model's sizes; None where it cannot be built without storage, as some plug-ins."""
+    """The model's sizes; None if it cannot be built without storage, as with some plug-ins."""
     shape = TaskShape(sizes.features, sizes.classes, sizes.image_shape)
     built = model
     if built is None:
@@ -161,7 +161,7 @@ def _without_weights(config: Config, sizes: Sizes, model: nn.Module | None) -> _
         return None
     outputs, pixels = [sizes.features], sizes.features // (sizes.image_shape or (1,))[0]
     leaves = [module for module in built.modules() if not list(module.children())]
-    for layer in leaves:  # in their order, as if each followed the one before
+    for layer in leaves:  # as if each took the output of the one before
         if isinstance(layer, nn.Linear):
             outputs.append(layer.out_features)
         elif isinstance(layer, nn.Conv2d):
@@ -174,7 +174,7 @@ def _without_weights(config: Config, sizes: Sizes, model: nn.Module | None) -> _
 
 
 def _state_bytes(config: Config, params: int) -> float:
-    """What the method's state takes before round 0; one model where it cannot be had without storage."""
+    """Bytes of the method's state before round 0; one model per seed if it cannot be built without storage."""
     seeds, devices = len(config.experiment.seeds), config.cell.devices
     dtype = DTYPES[config.training.precision]
     with contextlib.suppress(Exception), without_storage():
@@ -196,7 +196,7 @@ def _state_bytes(config: Config, params: int) -> float:
 
 
 def free_bytes() -> float:
-    """Memory that this process can still have: what the system has available, within a container's limit."""
+    """Bytes that this process can still allocate: what the system has available, within a container's limit."""
     found = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     with contextlib.suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()

@@ -1,4 +1,4 @@
-"""The fold of an algorithm's `step` over the rounds of a world: the only loop over rounds.
+"""Runs a configuration: the loop over rounds, with recorded rows, checkpoints and resuming.
 
 Knows: simulations, metrics, the run directory.
 Does not know: methods, how a result is shown.
@@ -34,11 +34,11 @@ from otafl.world.data import load_dataset
 log = logging.getLogger(__name__)
 
 Observer = Callable[[int, Rows | None], None]
-"""Called before the first round and after every round: rounds done and, where one was recorded, the newest row."""
+"""Called before the first and after every round, with the rounds done and the row just recorded, or None."""
 
 
 class Interrupted(OtaflError):
-    """A signal stopped the run after a checkpoint; the same command continues."""
+    """A signal stopped the run after a checkpoint; the same command continues it."""
 
     def __init__(self, number: int, round_: int) -> None:
         name = signal.Signals(number).name
@@ -64,9 +64,9 @@ def run(
             writes nothing.
         device: "auto", "cpu" or "cuda".
         model: a module to use instead of `[model]`; every seed starts from its present weights.
-        noise: a source of receiver noise instead of the addressed one.
-        observer: called after every round.
-        fresh: run anew in `out-2` (or `-3` …), where `out` is there already.
+        noise: a source of receiver noise that replaces the seeded one.
+        observer: called before the first and after every round; see `Observer`.
+        fresh: run again in `out-2` (or `-3` …) if `out` already exists.
     """
     if not isinstance(config, Config | str | Path):
         raise ConfigError(
@@ -82,15 +82,15 @@ def run(
     if model is not None or noise is not None:
         raise ConfigError("run(out=...) cannot record a model or noise passed as objects; register the model instead")
     place, dataset = fresh_directory(Path(out)) if fresh else Path(out), None
-    if is_plugin(config.data.spec):  # whose arrays are a part of what the run is
+    if is_plugin(config.data.spec):  # its arrays are part of the run's identity
         dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
     with RunDirectory.open(place, config, sources(config, dataset)) as directory:
         if directory.finished() is not None:
             return _already_complete(place)
         with _heard_log() as messages:
             sim = Simulation(config, compute, dataset=dataset)
-        directory.create()  # only now: what cannot be run leaves nothing behind
-        if directory.finished() is not None:  # by another process, meanwhile
+        directory.create()  # only now, so that a failed start leaves nothing behind
+        if directory.finished() is not None:  # another process has finished it meanwhile
             return _already_complete(place)
         for message in messages:
             directory.log(message)
@@ -98,14 +98,14 @@ def run(
 
 
 def _already_complete(place: Path) -> Result:
-    """The stored result, which says so."""
+    """The stored result, with a note that nothing was run."""
     result = read_run(place)
     done = f"already complete ({finished_on(place, result.summary)}), nothing was run"
     return dataclasses.replace(result, notes=(done, *result.notes))
 
 
 def fresh_directory(place: Path) -> Path:
-    """The directory itself where it is not there yet, else the first that is free of `place-2`, `place-3` and so on."""
+    """The directory itself if it does not exist yet, else the first free one of `place-2`, `place-3` and so on."""
     if not place.name or place.name == "..":
         place = place.absolute().resolve()
         if not place.name:
@@ -117,7 +117,7 @@ def fresh_directory(place: Path) -> Path:
 
 
 def choose_device(name: str) -> torch.device:
-    """The compute device of a name."""
+    """The compute device for "auto", "cpu" or "cuda"."""
     if name not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {name!r}: choose auto, cpu or cuda")
     if name == "cuda" and not torch.cuda.is_available():
@@ -126,7 +126,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | None) -> Result:
-    """All rounds of a simulation, from the start or from a checkpoint."""
+    """Run all rounds of a simulation, from the start or from a checkpoint."""
     config = sim.config
     num_rounds, eval_every = config.experiment.rounds, config.experiment.eval_every
     state = sim.init()
@@ -145,7 +145,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
         ledger = Ledger.from_tensors(_part(checkpoint.tensors, "ledger", sim.device))
         if checkpoint.metrics:
             recorder.restore(checkpoint.metrics)
-        checkpoint.tensors.clear()  # their memory is wanted again
+        checkpoint.tensors.clear()  # to free their memory
     rounds = Rounds(sim, state, ledger)
     started = last_saved = time.monotonic()
     if directory is not None:
@@ -161,7 +161,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
             done = t + 1
             recorded = done % eval_every == 0 or done == num_rounds
             row = None
-            columns = _columns(sim, state, ledger, done) if recorded else {}  # asked for while rounds still go on
+            columns = _columns(sim, state, ledger, done) if recorded else {}  # queued while rounds still run
             if recorded or sim.device.type == "cpu":
                 sim.check()
             if recorded:
@@ -190,7 +190,7 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
 
 
 def _changes(checkpoint: Checkpoint, made_with: Mapping[str, str]) -> tuple[str, ...]:
-    """Where a run went on with other versions or threads than before: said, since digits may differ."""
+    """Notes on rounds from which a run continued with other versions or threads; warns that digits may differ."""
     before = checkpoint.made_with
     changed = [f"{name} {before[name]} → {now}" for name, now in made_with.items() if before.get(name, now) != now]
     if not changed:
@@ -238,7 +238,7 @@ def _finish(
     directory: RunDirectory | None,
 ) -> Result:
     """Build the result and write what a finished run leaves."""
-    recorder.write_first()  # every seed may have diverged before the first row after it
+    recorder.write_first()  # still unwritten if every seed diverged before the next row
     rounds, metrics = recorder.arrays()
     diverged = {seed: r for seed, r in zip(sim.seeds, ledger.diverged_at.tolist(), strict=True) if r >= 0}
     diverged = failures(sim.config, rounds, metrics, params, diverged)
@@ -284,7 +284,7 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
     filled: set[int] = set()
 
     def fill(name: str, value: Tensor) -> Tensor:
-        """The saved tensor, in the memory of the template's where that is its alone: this keeps its layout."""
+        """Copy the saved tensor into the template's memory, to keep the layout, unless that memory does not fit."""
         saved, place = named.pop(name), value.untyped_storage().data_ptr()
         if value.shape != saved.shape or 0 in value.stride() or place in filled:
             return saved
@@ -301,7 +301,7 @@ def _restore(template: Any, tensors: Mapping[str, Tensor], device: torch.device)
 
 @contextmanager
 def _heard_log() -> Iterator[list[str]]:
-    """What the library logs while inside, for log.txt."""
+    """Collect what the library logs inside the `with` block, for log.txt."""
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -320,7 +320,7 @@ def _heard_log() -> Iterator[list[str]]:
 
 @contextmanager
 def _signals(wanted: bool) -> Iterator[list[int]]:
-    """While inside, SIGINT and SIGTERM only leave their number in the list."""
+    """Inside the `with` block, the first SIGINT or SIGTERM is only noted in the list; the second one interrupts."""
     stop: list[int] = []
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield stop
@@ -340,5 +340,5 @@ def _signals(wanted: bool) -> Iterator[list[int]]:
 
 
 def default_directory(config: Config) -> Path:
-    """`runs/<name>-<eight characters>` of the configuration and its plug-ins: the same command finds its run."""
+    """The directory `runs/<name>-<hash>` of a configuration and its plug-ins; the same command finds it again."""
     return Path("runs") / f"{config.experiment.name}-{name_hash(config)}"

@@ -26,20 +26,20 @@ KEPT_TRAJECTORIES = 32  # seeds whose trajectories stay in memory
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """What the channel does in every round to every device, for one seed."""
+    """Positions and channels of every device in every round, for one seed."""
 
     positions_m: NDArray[np.float64]
-    """[T, M, 2]."""
+    """Positions, [T, M, 2]; the server is at the origin."""
     distance_m: NDArray[np.float64]
-    """[T, M]."""
+    """Distances from the server, [T, M]."""
     mean_gain: NDArray[np.float64]
-    """Λ_i^t = E|h_i^t|², linear, [T, M]."""
+    """Mean gain Λ_i^t = E|h_i^t|², linear, [T, M]."""
     coeff: NDArray[np.complex128]
-    """h_i^t, [T, M]; with several antennas after combining."""
+    """Channel h_i^t, [T, M]; with several antennas, after combining."""
     each: NDArray[np.complex128]
-    """h_{i,n}^t at every antenna, [T, M, N]."""
+    """Channel h_{i,n}^t at every antenna, [T, M, N]."""
     antenna_gain: NDArray[np.float64]
-    """Mean gain at one antenna, [T, M]; Λ where there is one."""
+    """Mean gain at a single antenna, [T, M]; equal to `mean_gain` if there is only one."""
     antennas: int = 1
 
 
@@ -86,11 +86,11 @@ def trajectory(
 def combined(
     mean_gain: NDArray[np.float64], h: NDArray[np.complex128]
 ) -> tuple[NDArray[np.float64], NDArray[np.complex128]]:
-    """Mean gains and channels [T, M] after maximum-ratio combining of several antennas' [N, T, M].
+    """Mean gains and channels [T, M] after maximum-ratio combining of several antennas' channels [N, T, M].
 
     All devices send one pilot at once; the server hears Σ_i h_i at every antenna, combines with c = Σ_i h_i/‖Σ_i h_i‖,
-    and so learns nothing about single devices. Device i is left with c^H h_i, under Rayleigh fading of mean power
-    Λ_i (1 + (N − 1) Λ_i/Σ_j Λ_j), which is N Λ_i for one device; the noise is that of one antenna.
+    and so learns nothing about single devices. Device i then has the channel c^H h_i. Under Rayleigh fading its
+    mean power is Λ_i (1 + (N − 1) Λ_i/Σ_j Λ_j), which is N Λ_i for a single device. The noise is that of one antenna.
     """
     total = h.sum(-1, keepdims=True)
     size = np.linalg.norm(total, axis=0)
@@ -111,7 +111,7 @@ def _check(kind: str, model: object, values: object, shape: tuple[int, ...]) -> 
 
 
 def _complaint(kind: str, model: object, text: str) -> OtaflError:
-    """What a plug-in did wrong, or what values of the configuration do to a class of the library."""
+    """The error to raise: a ConfigError about the values of a library class, or a PluginError about a plug-in."""
     if type(model).__module__.startswith("otafl."):
         return ConfigError(
             f"[cell], [mobility], [pathloss] or [fading]: no channel can be computed with these values "
@@ -135,8 +135,8 @@ def combined_prob(gain: NDArray[np.float64], antennas: int, threshold: float, no
     """P(|c^H h_i| ≥ threshold) after combining under Rayleigh fading, from gains [..., M] at one antenna.
 
     With S = Σ_j h_j, h_i is (Λ_i/Λ) S + d_i, where d_i is independent of S; so c^H h_i is Rician given ‖S‖², which is
-    Λ = Σ_j Λ_j times a Gamma variable of shape N: an integral of Marcum's Q. For a device that dominates that is nearly
-    a step, so it is taken on either side of it.
+    Λ = Σ_j Λ_j times a Gamma variable of shape N. The result is an integral of Marcum's Q. For a dominant device the
+    integrand is nearly a step, so the integral is split there.
     """
     from scipy import special, stats  # slow to load, and seldom needed
 

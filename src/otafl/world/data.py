@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
 
     @staticmethod
     def of(dataset: Dataset) -> "Sizes":
-        """Those of a data set that is there."""
+        """Sizes of a loaded data set."""
         features = int(np.prod(dataset.train.features.shape[1:]))
         return Sizes(features, dataset.num_classes, dataset.image_shape, len(dataset.train), len(dataset.test))
 
@@ -72,13 +72,13 @@ class DataSource(Protocol):
 
 
 def sizes_of(source: DataSource, num_devices: int) -> Sizes | None:
-    """Sizes of a data set that is not loaded yet, where its class tells them by `sizes(num_devices)`."""
+    """Sizes of a data set before it is loaded, if its class has `sizes(num_devices)`; else None."""
     told: Sizes | None = source.sizes(num_devices) if hasattr(source, "sizes") else None
     return told
 
 
 def load_dataset(name: str, source: DataSource, num_devices: int) -> Dataset:
-    """Load a data set and refuse one that nothing could be learnt from."""
+    """Load a data set, and refuse it if it is malformed."""
     dataset = guarded(f"data set {name}: load", source, lambda: source.load(num_devices))
     what = f"data set {name}"
     if not isinstance(dataset, Dataset):
@@ -93,7 +93,7 @@ def load_dataset(name: str, source: DataSource, num_devices: int) -> Dataset:
             _check_split(f"{what}: {part}", split, dataset)
     if not type(source).__module__.startswith(
         "otafl."
-    ):  # arrays that a plug-in may change: nobody keeps a copy of these
+    ):  # a plug-in may change its arrays: new Split objects, so that no cache returns old values
         again = {part: getattr(dataset, part) for part in ("train", "test", "validation")}
         dataset = replace(dataset, **{part: split and replace(split) for part, split in again.items()})
     if dataset.owners is not None:
@@ -127,7 +127,7 @@ def _check_split(what: str, split: object, dataset: Dataset) -> None:
 
 
 FILE_IMAGES = 60_000  # images in the training files of MNIST and Fashion-MNIST
-VALIDATION_IMAGES = 10_000  # the last of them, where training leaves them alone
+VALIDATION_IMAGES = 10_000  # the last of them, unless they are used for training
 
 
 @lru_cache(maxsize=2)
@@ -155,15 +155,15 @@ def _image_dataset(files: ImageFiles, train_images: int, mean: float, std: float
 
 @dataclass(frozen=True)
 class MNIST:
-    """MNIST: 28 × 28 handwritten digits, standardised; the last 10,000 training images validate."""
+    """MNIST: 28 × 28 handwritten digits, standardised; the last 10,000 training images are for validation."""
 
     train_images: Annotated[int, Ge(1), Le(FILE_IMAGES)] = 50_000
-    """First images used for training; above 50,000 there is no validation set; paper: 50,000."""
+    """Number of images for training, the first of the file; above 50,000 there is no validation set; paper: 50,000."""
 
     files = MNIST_FILES
 
     def sizes(self, num_devices: int) -> Sizes:
-        """Known beforehand."""
+        """Sizes, known without loading."""
         return Sizes(784, 10, (1, 28, 28), self.train_images, VALIDATION_IMAGES)
 
     def load(self, num_devices: int) -> Dataset:
@@ -176,12 +176,12 @@ class FashionMNIST:
     """Fashion-MNIST: 28 × 28 pictures of clothes, in MNIST's format and splits."""
 
     train_images: Annotated[int, Ge(1), Le(FILE_IMAGES)] = 50_000
-    """First images used for training; above 50,000 there is no validation set."""
+    """Number of images for training, the first of the file; above 50,000 there is no validation set."""
 
     files = FASHION_MNIST_FILES
 
     def sizes(self, num_devices: int) -> Sizes:
-        """Known beforehand."""
+        """Sizes, known without loading."""
         return Sizes(784, 10, (1, 28, 28), self.train_images, VALIDATION_IMAGES)
 
     def load(self, num_devices: int) -> Dataset:
@@ -210,7 +210,7 @@ class Digits:
     """The 1,797 digits of 8 × 8 pixels that scikit-learn also ships; part of the package."""
 
     def sizes(self, num_devices: int) -> Sizes:
-        """Known beforehand."""
+        """Sizes, known without loading."""
         return Sizes(64, 10, (1, 8, 8), 1_197, 300)
 
     def load(self, num_devices: int) -> Dataset:
@@ -229,10 +229,10 @@ class Synthetic:
     separation: Annotated[float, Ge(0)] = 1.0
     """Standard deviation of the class means, in units of the noise within a class."""
     data_seed: Annotated[int, Ge(0)] = 0
-    """Draws the data; the same for every seed of the run."""
+    """Seed of the data, which are the same for every seed of the run."""
 
     def sizes(self, num_devices: int) -> Sizes:
-        """Known beforehand."""
+        """Sizes, known without loading."""
         return Sizes(self.features, self.classes, None, self.train_images, self.test_images)
 
     def load(self, num_devices: int) -> Dataset:
@@ -265,10 +265,10 @@ class Quadratic:
     sample_tail: Annotated[float, Ge(0)] = 0.0
     """Degrees of freedom of Student's t for that noise (then `sample_noise` is its scale); 0 is the normal law."""
     data_seed: Annotated[int, Ge(0)] = 0
-    """Draws centres and samples; the same for every seed of the run."""
+    """Seed of centres and samples, which are the same for every seed of the run."""
 
     def sizes(self, num_devices: int) -> Sizes:
-        """Known beforehand."""
+        """Sizes, known without loading."""
         return Sizes(self.dimension, 0, None, 2 * num_devices * self.samples_per_device, num_devices)  # float64
 
     def load(self, num_devices: int) -> Dataset:
@@ -285,7 +285,7 @@ class Quadratic:
         shape = (num_devices, self.samples_per_device, self.dimension)
         tail = self.sample_tail
         noise = self.sample_noise * (rng.standard_t(tail, shape) if tail > 0 else rng.standard_normal(shape))
-        with np.errstate(over="ignore", invalid="ignore"):  # of tails so heavy: the check of every data set tells
+        with np.errstate(over="ignore", invalid="ignore"):  # heavy tails may overflow; `load_dataset` refuses that
             samples = centers[:, None] + noise - noise.mean(axis=1, keepdims=True)
 
         def examples(points: NDArray[np.float64]) -> Split:

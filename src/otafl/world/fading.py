@@ -1,8 +1,8 @@
 """Small-scale fading: unit-power complex coefficients per round and device.
 
-Every law is made of scattered waves w ~ CN(0, 1) with a memory between rounds (`otafl.world.process`). Rayleigh, Rician
-and double Rayleigh fading are sums and products of them; the others get their amplitudes by a monotone map of |w|², so
-that their law is exact in every round, while a memory other than "independent" is that of w, not of the law's theory.
+Every law but "none" is built from scattered waves w ~ CN(0, 1) with a memory between rounds (`otafl.world.process`).
+Rayleigh, Rician, double Rayleigh and Suzuki fading add or multiply such waves. Nakagami, Weibull and log-normal fading
+map w, so their law is exact in every round; a memory other than "independent" is that of w, not of the law's theory.
 
 Knows: where devices are in each round, random streams.
 Does not know: path loss, thresholds, who transmits.
@@ -75,10 +75,10 @@ class Nakagami(Scattering):
     """Nakagami-m fading: |g|² is Gamma with shape m; m = 1 is Rayleigh, larger m is milder."""
 
     m: Annotated[float, Ge(0.5), Le(1e4)] = 2.0
-    """Shape."""
+    """Shape m."""
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
-        """Amplitudes by the map of distributions, phases of the scattered waves."""
+        """Fading with the phases of the scattered waves, and amplitudes mapped from theirs."""
         w = self.scattered(positions_m, streams)
         return _with_power(w, special.gammainccinv(self.m, np.exp(-(np.abs(w) ** 2))) / self.m)
 
@@ -106,7 +106,7 @@ class Weibull(Scattering):
 
 @dataclass(frozen=True)
 class DoubleRayleigh(Scattering):
-    """Double Rayleigh fading, a product of two: waves scattered near both ends, as between vehicles."""
+    """Double Rayleigh fading, the product of two Rayleigh fades: waves scatter near both ends, as between vehicles."""
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
         """The product w w′, both with the memory chosen."""
@@ -120,7 +120,7 @@ class DoubleRayleigh(Scattering):
 
 @dataclass(frozen=True)
 class LogNormal(Scattering):
-    """Log-normal fading: shadowing that is fresh in every round; `pathloss.shadowing_db` is the kind that stays."""
+    """Log-normal fading, by default fresh in every round; `pathloss.shadowing_db` gives shadowing along a path."""
 
     std_db: Annotated[float, Ge(0), Le(50)] = 8.0
     """Standard deviation of 10 log₁₀ |g|²."""
@@ -132,7 +132,7 @@ class LogNormal(Scattering):
         return np.asarray(np.sqrt(power) * np.exp(2j * np.pi * special.ndtr(w.imag)))
 
     def exceed_prob(self, power: Array) -> Array:
-        """Of the Gaussian in dB."""
+        """P(|g|² ≥ power), from the Gaussian in dB."""
         if self.std_db == 0:
             return (np.asarray(power) <= 1.0).astype(np.float64)
         scale = self.std_db * math.log(10) / 10
@@ -178,6 +178,6 @@ def unit_log_normal(std_db: float, normal: Array) -> Array:
 
 
 def _with_power(w: Complex, power: Array) -> Complex:
-    """The phase of w and another power."""
+    """Numbers with the phases of w and the given power."""
     size = np.abs(w)
     return np.asarray(w * np.sqrt(power) / np.where(size > 0, size, 1.0))

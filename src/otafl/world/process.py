@@ -1,9 +1,9 @@
-"""Gaussian processes over rounds: what fading and shadowing are made of.
+"""Gaussian processes over rounds, from which fading and shadowing are built.
 
 Draws are addressed by round, so that the first rounds do not depend on how many follow.
 
 Knows: positions, random streams.
-Does not know: which law of fading is made of them.
+Does not know: which fading law is built from them.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from otafl.random import Streams
 from otafl.units import SPEED_OF_LIGHT_MPS
 
-WAVES = 128  # arriving waves of Clarke's model
-CHUNK = 64  # rounds of it at once, of 30 devices
+WAVES = 128  # number of arriving waves in Clarke's model
+CHUNK = 64  # rounds of Clarke's model computed at once, for 30 devices
 
 
 def independent(positions_m: NDArray[Any], streams: Streams, name: str) -> NDArray[np.complex128]:
-    """CN(0, 1), independent over rounds and devices, [T, M]."""
+    """Samples of CN(0, 1), independent over rounds and devices, [T, M]."""
     parts = np.empty((*positions_m.shape[:2], 2))
     for t in range(len(parts)):
         streams.at(name, t).standard_normal(out=parts[t])
@@ -38,7 +38,7 @@ def steps_m(positions_m: NDArray[np.float64]) -> NDArray[np.float64]:
 def along_path(
     positions_m: NDArray[np.float64], decorrelation_m: float, streams: Streams, name: str
 ) -> NDArray[np.float64]:
-    """N(0, 1) with correlation e^{−d/decorrelation} over d metres of a device's way (Gudmundson), [T, M].
+    """Samples of N(0, 1) with correlation e^{−d/decorrelation} after d metres of a device's path (Gudmundson), [T, M].
 
     Devices are independent of each other; a device that stands still keeps its value. A decorrelation distance of 0
     gives a fresh value in every round.
@@ -63,11 +63,11 @@ class Scattering:
     """How waves from many directions add up, and how fast their sum changes from round to round."""
 
     memory: Literal["independent", "autoregressive", "clarke"] = "independent"
-    """Between rounds: none (the paper's), a given `correlation`, or Clarke's by the Doppler of a device's motion."""
+    """Memory between rounds: none (paper), a given `correlation`, or Clarke's model with the Doppler of the motion."""
     correlation: Annotated[float, Ge(0), Le(1)] = 0.9
-    """Of successive rounds, where memory is autoregressive."""
+    """Correlation of successive rounds, if the memory is autoregressive."""
     scatter_doppler_hz: Annotated[float, Ge(0)] = 0.02
-    """Least Doppler frequency, from moving surroundings: without it a device that stands would keep its channel."""
+    """Smallest Doppler frequency, from moving surroundings; without it a device that stands still keeps its channel."""
     carrier_hz: Annotated[float, Gt(0)] = 2.4e9
     """f_c of Clarke's model; paper: 2.4 GHz."""
     round_s: Annotated[float, Gt(0)] = 8.0
@@ -76,7 +76,7 @@ class Scattering:
     def scattered(
         self, positions_m: NDArray[np.float64], streams: Streams, name: str = "fading"
     ) -> NDArray[np.complex128]:
-        """CN(0, 1) of every round and device with this memory, [T, M]."""
+        """Samples of CN(0, 1) for every round and device with this memory, [T, M]."""
         if self.memory == "independent":
             return independent(positions_m, streams, name)
         if self.memory == "autoregressive":
@@ -89,7 +89,7 @@ class Scattering:
     def _clarke(self, positions_m: NDArray[np.float64], streams: Streams, name: str) -> NDArray[np.complex128]:
         """Waves from all directions with Gaussian amplitudes; E[g_t g*_{t+k}] = J₀(2π · wavelengths travelled).
 
-        That is over worlds: a single device's power, averaged over a long run, is 1 ± 0.09, as its waves stay the same.
+        The mean is over seeds: one device's power, averaged over a long run, is 1 ± 0.09, as its waves stay the same.
         """
         num_rounds, num_devices = positions_m.shape[:2]
         rng = streams.at(f"{name} waves")

@@ -1,8 +1,8 @@
 """Path loss, line-of-sight probability and shadowing of 3GPP TR 38.901 (tables 7.4.1-1, 7.4.2-1, 7.5-6).
 
-Whether a device sees the server and how it is shadowed are fields along its way (Gudmundson), so that neither jumps
-from round to round: a device sees the server where a Gaussian field lies below the quantile of the probability there.
-Heights up to 13 m, outdoor devices.
+Line of sight and shadowing come from Gaussian fields along a device's path (Gudmundson), so that neither jumps from
+round to round. A device sees the server where the field lies below the normal quantile of the line-of-sight
+probability. Devices are outdoors, at heights up to 13 m.
 
 Knows: where devices are, random streams.
 Does not know: fading, how devices move, who transmits.
@@ -22,31 +22,31 @@ from otafl.units import SPEED_OF_LIGHT_MPS
 from otafl.world.process import along_path
 
 Array = NDArray[np.float64]
-NEAREST_M = 10.0  # the formulas begin here
+NEAREST_M = 10.0  # the formulas hold from here on
 
 
 @dataclass(frozen=True)
 class Scenario(ABC):
-    """What the scenarios share; each has its formulas."""
+    """Common part of the scenarios; each adds its own formulas."""
 
     breakpoint_factor: ClassVar[float] = 4.0
     environment_m: ClassVar[float] = 1.0
-    """Effective height of the surroundings, taken from both antennas at the breakpoint."""
+    """Effective height of the surroundings, subtracted from both antenna heights in the breakpoint distance."""
     shadowing_m: ClassVar[tuple[float, float]]
     """Decorrelation distance of shadowing with and without line of sight."""
 
     carrier_hz: Annotated[float, Ge(0.5e9), Le(100e9)] = 2.4e9
-    """f_c; paper: 2.4 GHz."""
+    """Carrier frequency f_c; paper: 2.4 GHz."""
     server_height_m: Annotated[float, Gt(1)] = 25.0
-    """h_BS."""
+    """Antenna height h_BS of the server."""
     device_height_m: Annotated[float, Ge(1.5), Le(13)] = 1.5
-    """h_UT."""
+    """Antenna height h_UT of the devices."""
     los: Literal["random", "always", "never"] = "random"
-    """Line of sight: by the scenario's probability, or in any case."""
+    """Line of sight: with the scenario's probability, always, or never."""
     los_decorrelation_m: Annotated[float, Ge(0)] = 50.0
-    """Way over which being in sight is forgotten."""
+    """Decorrelation distance of the line of sight along a device's path."""
     shadowing: bool = True
-    """Log-normal shadowing with the scenario's deviations; its median is 1, as the tables mean it."""
+    """Log-normal shadowing with the scenario's deviations; its median is 1, as in the tables."""
 
     @abstractmethod
     def los_prob(self, distance_m: Array) -> Array:
@@ -79,7 +79,7 @@ class Scenario(ABC):
         return np.asarray(10 ** (-loss / 10))
 
     def in_sight(self, positions_m: Array, streams: Streams) -> NDArray[np.bool_]:
-        """Whether a device sees the server, of every round and device, [T, M]."""
+        """Whether each device sees the server in each round, [T, M]."""
         field = along_path(positions_m, self.los_decorrelation_m, streams, "line of sight")
         seen = special.ndtr(field) < self._los_prob(np.hypot(positions_m[..., 0], positions_m[..., 1]))
         return np.asarray(seen)
@@ -100,14 +100,14 @@ class Scenario(ABC):
 
 @dataclass(frozen=True)
 class _Urban(Scenario):
-    """Both urban scenarios have the same formulas with other constants."""
+    """Formulas of both urban scenarios, which differ only in their constants."""
 
     los_m: ClassVar[float]
-    """Distance over which line of sight is lost."""
+    """Decay distance of the line-of-sight probability."""
     near: ClassVar[tuple[float, float]]
     """Loss at 1 m and 1 GHz with line of sight, and its slope per decade up to the breakpoint."""
     heights: ClassVar[float]
-    """Factor of the breakpoint's logarithm beyond it."""
+    """Factor of the logarithm that contains the breakpoint, in the loss beyond it."""
     hidden: ClassVar[tuple[float, float, float, float]]
     """Without line of sight: loss, slope per decade of distance and of frequency, gain per metre of device height."""
     deviations_db: ClassVar[tuple[float, float]]
@@ -158,7 +158,7 @@ class UMi(_Urban):
     deviations_db: ClassVar[tuple[float, float]] = (4.0, 7.82)
 
     server_height_m: Annotated[float, Gt(1)] = 10.0
-    """h_BS."""
+    """Antenna height h_BS of the server."""
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,15 @@ class RMa(Scenario):
     shadowing_m: ClassVar[tuple[float, float]] = (37.0, 120.0)
 
     carrier_hz: Annotated[float, Ge(0.5e9), Le(30e9)] = 2.4e9
-    """f_c; paper: 2.4 GHz."""
+    """Carrier frequency f_c; paper: 2.4 GHz."""
     server_height_m: Annotated[float, Ge(10), Le(150)] = 35.0
-    """h_BS."""
+    """Antenna height h_BS of the server."""
     device_height_m: Annotated[float, Ge(1), Le(10)] = 1.5
-    """h_UT."""
+    """Antenna height h_UT of the devices."""
     building_height_m: Annotated[float, Ge(5), Le(50)] = 5.0
-    """h."""
+    """Average building height h."""
     street_width_m: Annotated[float, Ge(5), Le(50)] = 20.0
-    """W."""
+    """Average street width W."""
 
     def los_prob(self, distance_m: Array) -> Array:
         """P(line of sight) at a distance on the ground."""

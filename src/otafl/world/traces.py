@@ -1,10 +1,10 @@
-"""Recorded positions and channels: a table of (time_s, device, values) put onto rounds.
+"""Recorded positions and channels: a table of (time_s, device, values), resampled at the rounds.
 
-CSV with a header line, or Parquet where pyarrow is installed. The resolved configuration has the file's digest, so that
-a run of a changed file is another run.
+Files are CSV with a header line, or Parquet if pyarrow is installed. The resolved configuration contains the file's
+digest, so a changed file makes a new run.
 
 Knows: files, times, devices.
-Does not know: what the values are.
+Does not know: what the values mean.
 """
 
 import csv
@@ -30,16 +30,16 @@ class Recording:
     """A recorded file and how it is read."""
 
     section: ClassVar[str]
-    """Of the configuration, for messages."""
+    """Section of the configuration, for error messages."""
 
     file: str = ""
     """CSV or Parquet with the columns time_s, device and the values; times in seconds from round 0."""
     digest: str = ""
-    """Of the file's content; filled in, and checked where it is given."""
+    """Digest of the file's content; filled in automatically, and checked if it is given."""
     round_s: Annotated[float, Gt(0)] = 8.0
     """Duration of a round; paper: 8 s."""
     interpolation: Literal["linear", "nearest"] = "linear"
-    """Between two recorded times."""
+    """Interpolation between two recorded times."""
     beyond: Literal["refuse", "hold", "repeat"] = "refuse"
     """After the last recorded time: refuse to run, hold the last value, or begin again after one more step."""
 
@@ -65,7 +65,7 @@ class Recording:
         return np.stack([self._at(times, name, *rows) for name, rows in table.items()], axis=1)
 
     def chosen(self, columns: tuple[str, ...], num_devices: int, streams: Streams) -> dict[str, tuple[Array, Array]]:
-        """As many recorded devices as the cell has; of more of them a seed draws its own."""
+        """Times and values of as many recorded devices as the cell has; if there are more, each seed draws its own."""
         table = self.recorded(columns)
         if len(table) < num_devices:
             raise ConfigError(
@@ -78,7 +78,7 @@ class Recording:
         return {name: table[name] for name in names}
 
     def recorded(self, columns: tuple[str, ...]) -> dict[str, tuple[Array, Array]]:
-        """Device to its times and values [N, columns]."""
+        """Times and values [N, columns] of every recorded device, by name."""
         return _table(self.file, self.digest, columns, self.section)
 
     def _at(self, times: Array, name: str, recorded: Array, values: Array) -> Array:
@@ -103,7 +103,7 @@ class Recording:
 
 @lru_cache(maxsize=8)
 def _table(file: str, digest: str, columns: tuple[str, ...], section: str) -> dict[str, tuple[Array, Array]]:
-    """Device to its times, rising, and values [N, columns]."""
+    """Times, in increasing order, and values [N, columns] of every device, by name."""
     where = f"{section}.file = {file!r}"
     rows = _parquet(file, where) if file.endswith(".parquet") else _csv(file, where)
     wanted = ("time_s", "device", *columns)
@@ -166,7 +166,7 @@ def _csv(file: str, where: str) -> dict[str, list[str]]:
 
 
 def _rank(name: str) -> tuple[int, int, str]:
-    """Devices in the order of their numbers, then of their names."""
+    """Sort key: numbered devices first, by number, then the others by name."""
     return (0, int(name), "") if name.isdecimal() and len(name) < 20 else (1, 0, name)
 
 
@@ -177,6 +177,6 @@ def _parquet(file: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: Parquet needs pyarrow: pip install 'otafl[parquet]', or use CSV") from error
     try:
         table = parquet.read_table(file)
-    except Exception as error:  # pyarrow's own kinds
+    except Exception as error:  # pyarrow has its own exceptions
         raise ConfigError(f"{where}: is not a Parquet file ({str(error).splitlines()[0]})") from error
     return {name: table[name].to_pylist() for name in table.column_names}

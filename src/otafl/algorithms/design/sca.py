@@ -9,15 +9,15 @@ and the convergence bound of A. Abrar and N. Michelusi (arXiv 2403.19849, 2503.0
 
     Ψ(γ) = wb Σ (p_i − 1/m)² + wv [ Σ p_i² (1/q_i − 1) + Σ p_i² σ_i² + ν/α² ],    ν = d σ_z².
 
-Vectors have norm at most 1 here; σ_i² is the variance of device i's vector. Each α_i is reached by two γ_i, and the
-smaller has less variance: y_i = γ_i²/S_i² lies in (0, ½], so on the channel it was designed for every device
+Vectors have norm at most 1 here; σ_i² is the variance of device i's vector. Two values of γ_i give the same α_i, and
+the smaller one has less variance. So y_i = γ_i²/S_i² lies in (0, ½], and on the channel of the design every device
 transmits with probability at least e^{−½}. The optimum is unique: `exact` finds it by nested root finding,
 `successive` by successive convex approximation in the log domain, as the papers do; they agree.
 
 Arrays have the devices last; leading axes are independent instances.
 
 Knows: reaches, noise, the weights of bias and variance.
-Does not know: channels as they happen, models, who asks.
+Does not know: instantaneous channels, models, methods.
 """
 
 import numpy as np
@@ -29,23 +29,23 @@ from otafl.errors import OtaflError
 
 Array = NDArray[np.float64]
 
-LEAST_NOISE = 1e-12  # ν over the squared median reach below which a design has no finite scale
-MOST_STEPS = 500  # successive approximations
+LEAST_NOISE = 1e-12  # smallest ν/(median reach)²: below it a design has no finite scale
+MOST_STEPS = 500  # most successive approximations
 SETTLED = 1e-10  # relative gain at which they stop
 
 
 def transmit_probability(gamma: Array, reach: Array) -> Array:
-    """q_i."""
+    """Probability q_i that device i transmits."""
     return np.exp(-((gamma / reach) ** 2))
 
 
 def amplitudes(gamma: Array, reach: Array) -> Array:
-    """α_i = γ_i q_i."""
+    """Mean received amplitudes α_i = γ_i q_i."""
     return gamma * transmit_probability(gamma, reach)
 
 
 def weights(gamma: Array, reach: Array) -> Array:
-    """p_i = α_i/α."""
+    """Weights p_i = α_i/α of the devices in the mean."""
     alpha = amplitudes(gamma, reach)
     return np.asarray(alpha / alpha.sum(-1, keepdims=True))
 
@@ -53,7 +53,7 @@ def weights(gamma: Array, reach: Array) -> Array:
 def bound(
     gamma: Array, reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
 ) -> Array:
-    """Ψ of pre-scalers, one value per instance; noise is ν, spread σ_i²."""
+    """Bound Ψ for given pre-scalers, one value per instance; noise is ν, spread is σ_i²."""
     p = weights(gamma, reach)
     alpha = amplitudes(gamma, reach).sum(-1)
     bias = ((p - 1 / reach.shape[-1]) ** 2).sum(-1)
@@ -64,7 +64,7 @@ def bound(
 def slope(
     gamma: Array, reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
 ) -> Array:
-    """∂Ψ/∂ ln y_i: zero at the optimum, which is always inside 0 < y_i < ½."""
+    """Gradient ∂Ψ/∂ ln y_i, which is zero at the optimum; the optimum always lies inside 0 < y_i < ½."""
     y = (gamma / reach) ** 2
     p = weights(gamma, reach)
     alpha = amplitudes(gamma, reach).sum(-1, keepdims=True)
@@ -90,7 +90,7 @@ def exact(reach: Array, noise: float, bias_weight: float, variance_weight: float
     """The minimiser of Ψ.
 
     For fixed α the problem separates into Σ φ_i(α_i), φ_i = α_i² [wb + wv σ_i² + wv (e^{y_i} − 1)], each convex, so
-    all φ_i' equal one θ; the condition on α makes H(θ) = θ α/2 − Σ φ_i = wv ν, and H rises from 0.
+    at the optimum all φ_i' equal one θ. Optimality in α then means H(θ) = θ α/2 − Σ φ_i = wv ν, and H rises from 0.
     """
     unit = np.median(reach, axis=-1, keepdims=True)
     s = reach / unit
@@ -118,8 +118,8 @@ def successive(
 ) -> Array:
     """The minimiser of Ψ by successive convex approximation, one instance [M].
 
-    With a_i = ln p_i, b = ln α, c_i = ln γ_i all of Ψ is convex but −e^{a_i} and −e^{2 a_i}, and so are the constraints
-    a_i + b ≤ c_i − e^{2 c_i}/S_i² but Σ e^{a_i} ≥ 1: tangents at the last iterate take their place.
+    With a_i = ln p_i, b = ln α, c_i = ln γ_i only the terms −e^{a_i} and −e^{2 a_i} of Ψ are not convex. Constraints
+    a_i + b ≤ c_i − e^{2 c_i}/S_i² are convex, Σ e^{a_i} ≥ 1 is not. Tangents at the last iterate replace what is not.
     """
     unit = float(np.median(reach))
     s, scale, num_devices = reach / unit, max(bias_weight, variance_weight), len(reach)
@@ -141,7 +141,7 @@ def successive(
         share = 1.0
         while value(at(share)) > best and share > 1e-9:
             share /= 2
-        while value(at(2 * share)) < value(at(share)):  # steps of a majorisation are short: go on while it pays
+        while value(at(2 * share)) < value(at(share)):  # majorisation steps are short: double while Ψ falls
             share *= 2
         gain = best - value(at(share))
         gamma = at(share) if gain > 0 else gamma
@@ -153,7 +153,7 @@ def successive(
 
 
 def _convex_step(gamma: Array, s: Array, nu: float, wb: float, wv: float, spread: Array) -> Array:
-    """Ln γ that solves the convex problem around an iterate."""
+    """Logarithms ln γ that solve the convex problem around an iterate."""
     m = len(s)
     p0 = weights(gamma, s)
     a0, b0, c0 = np.log(p0), float(np.log(amplitudes(gamma, s).sum())), np.log(gamma)
@@ -191,7 +191,7 @@ def _convex_step(gamma: Array, s: Array, nu: float, wb: float, wv: float, spread
 
 
 def _where_slopes_are(log_theta: Array, s: Array, base: Array, wv: float, start: Array) -> Array:
-    """U with φ'(y) = θ at y = σ(u)/2, by Newton's method: ln φ' rises with a slope between ½ and 3/2 in u."""
+    """Values u with φ'(y) = θ at y = σ(u)/2, by Newton's method: in u, ln φ' has a slope between ½ and 3/2."""
     u = start
     for _ in range(60):
         y, rest = 0.5 * _sigmoid(u), _sigmoid(-u)  # rest is 1 − 2y, to full precision near ½

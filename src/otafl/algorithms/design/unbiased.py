@@ -1,12 +1,12 @@
-"""Inversion up to a factor of each device's own, so that every device arrives unbiased: Air-FEEL's unbiased design.
+"""Channel inversion with a factor c_i for each device, so that no device is biased: Air-FEEL's unbiased design.
 
-Device i arrives as b_i = min(c_i, a √(d E_s) |h_i|) with E b_i = 1, the server scales by a/m. Among the a for which
-that is possible, a ≥ a_min, the design minimises the variance Σ (E b_i² − 1) + ν a², ν = d σ_z².
+Device i arrives with factor b_i = min(c_i, a √(d E_s) |h_i|), E b_i = 1, and the server scales by a/m. This is possible
+for a ≥ a_min. Among these a the design minimises the variance Σ (E b_i² − 1) + ν a², ν = d σ_z².
 
-Rayleigh fading; S_i = √(d Λ_i E_s). Arrays have the devices last; leading axes are independent instances.
+Rayleigh fading with reach S_i = √(d Λ_i E_s). Arrays have devices last; leading axes are independent instances.
 
 Knows: reaches and noise.
-Does not know: channels as they happen, models, who asks.
+Does not know: instantaneous channels, models, methods.
 """
 
 import numpy as np
@@ -21,18 +21,18 @@ WIDEST = 1e4  # largest a over a_min that is searched
 
 
 def least_scale(reach: Array) -> Array:
-    """a_min = 2/(√π S_min): below it the weakest device cannot have E b_i = 1 even at full power."""
+    """Smallest scale a_min = 2/(√π S_min): below it the weakest device cannot have E b_i = 1 even at full power."""
     return np.asarray(2 / (np.sqrt(np.pi) * reach.min(-1)))
 
 
 def factors(a: Array, reach: Array) -> Array:
-    """c_i with E b_i = (√π/2) a S_i erf(c_i/(a S_i)) = 1; infinite where full power is just enough."""
+    """Factors c_i with E b_i = (√π/2) a S_i erf(c_i/(a S_i)) = 1; infinite where full power is just enough."""
     strength = a[..., None] * reach
     return np.asarray(strength * erfinv(np.minimum(2 / (np.sqrt(np.pi) * strength), 1.0)))
 
 
 def variance(a: Array, reach: Array, noise: float) -> Array:
-    """Σ (E b_i² − 1) + ν a², with E b_i² = (a S_i)² (1 − e^{−(c_i/(a S_i))²})."""
+    """Variance Σ (E b_i² − 1) + ν a², with E b_i² = (a S_i)² (1 − e^{−(c_i/(a S_i))²})."""
     strength = a[..., None] * reach
     square = -(strength**2) * np.expm1(-((factors(a, reach) / strength) ** 2))
     return np.asarray((square - 1).sum(-1) + noise * a**2)

@@ -1,4 +1,4 @@
-"""A model as a first linear layer and the rest: what pre-activation-space training needs.
+"""Splits a model into its first linear layer and the rest, as pre-activation-space training needs it.
 
 Knows: modules and their layout as flat vectors.
 Does not know: training, devices.
@@ -16,7 +16,7 @@ RELUS = (torch.relu, nn.functional.relu)
 
 
 class Layer(NamedTuple):
-    """A later linear layer: where its weight [outputs, inputs] starts in the rest of the flat vector; bias follows."""
+    """A later linear layer: its weight [outputs, inputs] starts at `offset` of the flat rest, and its bias follows."""
 
     offset: int
     outputs: int
@@ -37,7 +37,7 @@ class Head:
     inputs: int
     bias: bool
     layers: tuple[Layer, ...] | None
-    """The rest where it is ReLU and linear in turn (perhaps nothing), else None."""
+    """The later linear layers, if the rest alternates ReLU and linear layers (or is empty); else None."""
     rest: Callable[[dict[str, Tensor], Tensor], Tensor]
     """The rest as a function of its parameters, by name, and the pre-activations."""
 
@@ -47,7 +47,7 @@ class Head:
         return weight, *self.split_tail(self.tail(flat))
 
     def tail(self, flat: Tensor) -> Tensor:
-        """What follows the first weight, bias and rest, [R, P_tail], in rows of [R, P]."""
+        """View of all that follows the first weight, its bias and the rest, [R, P_tail], in rows of [R, P]."""
         return flat[:, self.outputs * self.inputs :]
 
     def split_tail(self, tail: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -57,10 +57,10 @@ class Head:
 
 
 def find_head(module: nn.Module) -> Head | None:
-    """The first layer of a module, where that is an `nn.Linear` on the input that nothing else uses, or None."""
+    """The first layer and the rest, if the first layer is an `nn.Linear` and alone uses the input; else None."""
     try:
         graph = fx.symbolic_trace(module).graph
-    except Exception:  # whatever a module does that cannot be traced, it can still be trained by another engine
+    except Exception:  # a module that cannot be traced can still be trained by another engine
         return None
     nodes = list(graph.nodes)
     first = nodes[0]
@@ -69,7 +69,7 @@ def find_head(module: nn.Module) -> Head | None:
     if inputs != 1 or len(first.users) != 1 or linear is None or not _is(module, linear, nn.Linear):
         return None
     if _hooked(module) or len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
-        return None  # what a hook does is not in the graph; tied parameters are not learnt layer by layer
+        return None  # the graph does not contain hooks; tied parameters cannot be trained layer by layer
     layer = module.get_submodule(str(linear.target))
     assert isinstance(layer, nn.Linear)
     name = f"{linear.target}." if linear.target else ""
@@ -96,7 +96,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def _layers(module: nn.Module, linear: fx.Node) -> tuple[Layer, ...] | None:
-    """The rest as a chain of ReLU and linear layers with bias, if it is one."""
+    """The linear layers of a rest that alternates ReLU and linear layers with bias; None for any other rest."""
     layers: list[Layer] = []
     chain = [str(linear.target)]
     offset, node = 0, linear
@@ -106,7 +106,7 @@ def _layers(module: nn.Module, linear: fx.Node) -> tuple[Layer, ...] | None:
         node = next(iter(node.users))
         if node.op == "output":
             owners = dict.fromkeys(name.rpartition(".")[0] for name, _ in module.named_parameters())
-            return tuple(layers) if list(owners) == chain else None  # laid out in the order they are used
+            return tuple(layers) if list(owners) == chain else None  # parameters lie in the order of use
         relu = _is(module, node, nn.ReLU) or (node.op == "call_function" and node.target in RELUS)
         if not relu or len(node.users) != 1:
             return None

@@ -1,16 +1,16 @@
-"""GPU kernels (Triton) for what PyTorch would do in many small or many needless ones.
+"""Triton kernels for work that PyTorch would split into many small kernels, or do for devices that are not needed.
 
-The steps of pre-activation-space training, where one linear layer follows the first: written out in PyTorch a
-step is ten small kernels, which take longer than the large products of the whole round. Here all steps are one: its
-programs share a row's hidden units out in blocks, and all but the class scores stays within a block. In each step a
-program waits until the others of its row have written theirs. The squared norm of the whole update comes with it:
-with c_k = Σ_{j<k} K[k, j] G_j, which the steps need, ⟨K G, G⟩ = Σ_k ⟨2 c_k + K[k, k] G_k, G_k⟩.
+One kernel does all steps of pre-activation-space training if one linear layer follows the first. In PyTorch a step is
+ten small kernels, which take longer than the large products of the whole round. The kernel divides a row's hidden
+units into blocks, one program each. Blocks exchange only class scores: in each step a program waits until the other
+programs of its row have written theirs. The squared norm of the whole update costs little more: with
+c_k = Σ_{j<k} K[k, j] G_j, which the steps compute anyway, ⟨K G, G⟩ = Σ_k ⟨2 c_k + K[k, k] G_k, G_k⟩.
 
-Norms, weighted sums and replacements of the devices in a mask: they touch only those devices' models, and nobody
-has to ask the GPU how many these are.
+Other kernels compute norms, weighted sums and replacements for the devices in a mask. They touch only those devices'
+models, and the host never has to ask the GPU how many these are.
 
 Knows: pre-activations, Gram matrices, models, masks.
-Does not know: where they come from.
+Does not know: rounds, channels, methods.
 """
 
 import os
@@ -24,22 +24,22 @@ from otafl.engine.objective import Objective
 
 try:
     if torch.version.cuda is None and torch.version.hip is None and "TRITON_INTERPRET" not in os.environ:
-        raise ImportError  # a PyTorch for a CPU: loading it for nothing would take 70 MB and a quarter of a second
+        raise ImportError  # CPU-only PyTorch: loading Triton in vain would cost 70 MB and a quarter of a second
     import triton
 
     from otafl.engine.fast import triton_kernels as device
 except ImportError:
     triton = None
 
-BLOCK = 128  # hidden units of a program
+BLOCK = 128  # hidden units per program
 BATCHES = (16, 32, 64)
 MOST_CLASSES = 64
-SPAN = 4096  # parameters of a program that goes through models
+SPAN = 4096  # parameters per program, in kernels that pass over whole models
 NORM_BLOCKS = 32  # programs per model in a norm
 
 
 def suits(objective: Objective, head: Head, batch: int, z: Tensor) -> bool:
-    """Whether the kernel can do the steps of this model."""
+    """Whether the `descend` kernel can do the steps of this model."""
     return (
         triton is not None
         and z.is_cuda
@@ -49,18 +49,18 @@ def suits(objective: Objective, head: Head, batch: int, z: Tensor) -> bool:
         and len(head.layers) == 1
         and head.layers[0].outputs <= MOST_CLASSES
         and batch in BATCHES
-        and triton.cdiv(head.outputs, BLOCK) <= _processors(z.device)  # a row's programs must all be there at once
+        and triton.cdiv(head.outputs, BLOCK) <= _processors(z.device)  # a row's programs must all run at the same time
     )
 
 
 @cache
 def _processors(device: torch.device) -> int:
-    """Programs that surely run at the same time."""
+    """Number of programs that are sure to run at the same time."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def can_mask(models: Tensor) -> bool:
-    """Whether the kernels on masks of devices can do these models."""
+    """Whether the kernels for a mask of devices accept these models."""
     return triton is not None and models.is_cuda and models.dtype == torch.float32 and models.stride(-1) == 1
 
 
@@ -78,10 +78,10 @@ def descend(
     tf32: bool,
     squares: bool,
 ) -> Tensor | None:
-    """All steps, from z = X W₁ᵀ at the start and X Xᵀ, both [R, r, ·], to G.
+    """Do all steps: from z = X W₁ᵀ at the start and X Xᵀ, both [R, r, ·], to G, which is written to `slopes`.
 
-    Bias [R, 1, H] and later layer [R, P_rest] learn in place. `scale` is η/b, a float32 scalar. Rows outside the
-    mask [R] do nothing: their G is 0. With `squares`, the whole updates' squared norms, float64 [R].
+    The bias [R, 1, H] and the later layer [R, P_rest] are trained in place. `scale` is η/b, a float32 scalar. Rows
+    outside the mask [R] do nothing, and their G is 0. With `squares`, returns the updates' squared norms, float64 [R].
     """
     assert head.layers is not None
     num_rows, num_images, hidden = z.shape
@@ -100,7 +100,7 @@ def descend(
 
 
 def gather_both(features: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs X [R, r, n] and Xᵀ [R, n, r], in the layout that products in TF32 want, of images [R, r]."""
+    """Inputs X [R, r, n] of images [R, r], and a copy Xᵀ [R, n, r], with which TF32 products are faster."""
     inputs = features.new_empty(*images.shape, features.shape[1])
     turned = features.new_empty(len(images), features.shape[1], images.shape[1])
     _gather_into(features, images, inputs, turned, None, 1)
@@ -108,7 +108,7 @@ def gather_both(features: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_turned(features: Tensor, images: Tensor, scales: Tensor, num_groups: int) -> Tensor:
-    """(w X)ᵀ of all rows of a group side by side, [groups, n, R/groups · r], of images [R, r] and weights w [R]."""
+    """Inputs (w X)ᵀ of images [R, r] with weights w [R], a group's rows side by side: [groups, n, R/groups · r]."""
     each = len(images) // num_groups
     turned = features.new_empty(num_groups, features.shape[1], each * images.shape[1])
     _gather_into(features, images, None, turned, scales, each)
@@ -138,7 +138,7 @@ def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tens
 
 
 def masked_sum(end: Tensor, pool: Tensor | None, slot: Tensor | None, weights: Tensor, who: Tensor) -> Tensor:
-    """Σ_i weights_i (end_i − pool[slot_i]) over the devices `who`, [S, P]; weights float32 [S, M]; no pool is 0."""
+    """Sum Σ_i weights_i (end_i − pool[slot_i]) over `who`, [S, P]; without a pool Σ_i weights_i end_i."""
     num_seeds, num_devices, size = end.shape
     who = who.contiguous()
     strides = (0, 0) if pool is None else pool.stride()[:2]
@@ -151,7 +151,7 @@ def masked_sum(end: Tensor, pool: Tensor | None, slot: Tensor | None, weights: T
 
 
 def masked_replace(models: Tensor, params: Tensor, who: Tensor) -> None:
-    """Give the devices `who` of [S, M, P] their seed's [S, P], in place."""
+    """Set the models [S, M, P] of the devices `who` to their seed's `params` [S, P], in place."""
     num_seeds, num_devices, size = models.shape
     device.replace[(num_seeds * num_devices, triton.cdiv(size, SPAN))](
         models, params, who.contiguous(), size, num_devices, models.stride(1), params.stride(0), SPAN=SPAN
@@ -159,7 +159,7 @@ def masked_replace(models: Tensor, params: Tensor, who: Tensor) -> None:
 
 
 def masked_blend(models: Tensor, params: Tensor, who: Tensor, kept: Tensor, pool: Tensor, slot: Tensor) -> None:
-    """Give the devices `who` of [S, M, P] params + kept_i (model_i − reference_i), in place."""
+    """Set the models [S, M, P] of the devices `who` to params + kept_i (model_i − reference_i), in place."""
     num_seeds, num_devices, size = models.shape
     device.blend[(num_seeds * num_devices, triton.cdiv(size, SPAN))](
         models,

@@ -6,19 +6,19 @@ batch k by −Σ_{j<k} K[k, j] G_j. So the s steps run on small matrices, and at
 
     W₁ −= Gᵀ X,   b₁ −= Gᵀ 1,   ‖(ΔW₁, Δb₁)‖² = ⟨K G, G⟩ = ⟨K, G Gᵀ⟩
 
-Other rules of a step (`otafl.engine.rule`) are linear in the gradients, too: with their coefficients a and b, batch k's
-pre-activations change by −Σ_{j<k} a_kj K[k, j] G_j − η b_k X_k (λ W₁ + c)ᵀ, and at the end
+The steps of other rules (`otafl.engine.rule`) are linear in the gradients, too. With their coefficients a and b, batch
+k's pre-activations change by −Σ_{j<k} a_kj K[k, j] G_j − η b_k X_k (λ W₁ + c)ᵀ, and at the end
 
     W₁ −= (a_s G)ᵀ X + η b_s (λ W₁ + c)
 
-so that progress is known, and can be clipped, before W₁ is written.
+so the norm of the progress is known, and can be clipped, before W₁ is written.
 
 With one batch per round X is that batch, K acts on it in every step, and G is the sum over the steps. Devices
 that start from one shared model need no weights of their own: their updates stay factored as (G, X). Devices with
-models of their own may do the round in a few groups of steps, each as above: W₁ is passed over more often, and less of
-K is needed.
+models of their own may split the round into a few groups of steps, each done as above: W₁ is then read and written more
+often, but the matrices K are smaller.
 
-All devices of a chunk are one batch; their steps are in `otafl.engine.fast.steps`.
+The devices of a chunk are computed as one batch; their steps are in `otafl.engine.fast.steps`.
 
 Knows: models with a linear first layer, batches, learning rates.
 Does not know: channels, methods.
@@ -43,12 +43,12 @@ CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}  # inputs and activations of the dev
 GROUP_IMAGES = {
     "cpu": 128,
     "cuda": 2**30,
-}  # of a device's own model, between two passes over it: K grows as their square
-MOST_EXTRA_WORK = 2.5  # operations of this path over those of plain SGD, beyond which it is not worth while
+}  # images per group of steps, between two passes over a device's own W₁; K grows as their square
+MOST_EXTRA_WORK = 2.5  # largest ratio of operations to those of plain SGD at which this path pays
 
 
 def suits(objective: Objective, num_images: int) -> bool:
-    """Whether this path is faster than plain SGD for `num_images` images per device and round."""
+    """Whether this path should be faster than plain SGD for `num_images` images per device and round."""
     head = objective.head
     if head is None:
         return False
@@ -57,12 +57,12 @@ def suits(objective: Objective, num_images: int) -> bool:
 
 
 class PreactivationEngine:
-    """All devices and all seeds, for models whose first layer is linear in the input."""
+    """Trains all devices of all seeds, for models whose first layer is linear in the input."""
 
     donates = True
 
     def __init__(self) -> None:
-        self._lent: Callable[[], object] = lambda: None  # the newest factored updates, while somebody has them
+        self._lent: Callable[[], object] = lambda: None  # the newest factored updates, while they are in use
         self._buffer: Tensor | None = None
 
     def train(self, work: LocalWork) -> Updates:
@@ -70,13 +70,13 @@ class PreactivationEngine:
         with work.objective.products():
             if work.start.dim() == 3:
                 return self._from_own(work)
-            if work.rule.weight_decay or work.correction is not None:  # they change all of W₁: a model for each device
+            if work.rule.weight_decay or work.correction is not None:  # these act on all of W₁: one model per device
                 reference = work.reference or shared_reference(work.start, work.batches.shape[1])
                 return self._from_own(replace(work, start=work.models(), reference=reference))
             return self._from_shared(work)
 
     def _from_own(self, work: LocalWork) -> Updates:
-        """Each device from its own model, in place where that is allowed."""
+        """Train each device from its own model, in place where that is allowed."""
         models = work.start if work.overwrites else work.models()
         head, flat, rows = head_of(work.objective), models.flatten(0, 1), work.rows
         clips = work.rule.clips
@@ -109,15 +109,15 @@ class PreactivationEngine:
         return work.updates(models)
 
     def _by_rule(self, work: LocalWork, index: Tensor, models: Tensor) -> None:
-        """Train some rows' models [R, P] in place, where a step is not plain."""
+        """Train some rows' models [R, P] in place if steps are not plain SGD."""
         head, rule = head_of(work.objective), work.rule
         inputs = _inputs(work, index)
         weight, bias, rest = head.split(models)
         tail_before = head.tail(models).clone()
         z = torch.bmm(inputs, weight.transpose(1, 2))
         slopes = torch.empty_like(z)
-        change: Tensor | None = None  # λ W₁ + c, which moves W₁ besides the gradients
-        fixed: Tensor | None = None  # X times it
+        change: Tensor | None = None  # λ W₁ + c, which changes W₁ in addition to the gradients
+        fixed: Tensor | None = None  # X (λ W₁ + c)ᵀ
         own = None if work.correction is None else work.correction.flatten(0, 1)[index]
         if rule.weight_decay or own is not None:
             change = rule.weight_decay * weight
@@ -142,7 +142,7 @@ class PreactivationEngine:
         weight.baddbmm_(slopes.transpose(1, 2), inputs, alpha=-1)
 
     def _from_shared(self, work: LocalWork) -> Updates:
-        """All devices from one model; no weights of their own."""
+        """Train all devices from one shared model; no device gets its own copy of W₁."""
         head, rows = head_of(work.objective), work.rows
         weight = head.split(work.start)[0].contiguous()  # aligned, for fast products
         slopes = self._slopes((len(rows), work.batches.shape[2:].numel(), head.outputs), work.start)
@@ -177,8 +177,8 @@ class PreactivationEngine:
         return updates
 
     def _slopes(self, shape: tuple[int, int, int], like: Tensor) -> Tensor:
-        """A buffer for G: the last one, unless it is too small or somebody still has updates made of it."""
-        if like.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph has memory of its own
+        """A buffer for G: the previous one, unless it is too small or earlier updates still use it."""
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():  # a CUDA graph has its own memory
             return like.new_empty(shape)
         size = shape[0] * shape[1] * shape[2]
         buffer = self._buffer
@@ -188,26 +188,26 @@ class PreactivationEngine:
 
 
 class FactoredUpdates(Updates):
-    """Updates of devices that started from one model, kept as (G, X) and the end points of what follows W₁."""
+    """Updates of devices that started from one model, kept as (G, X) and the trained parameters after W₁."""
 
     def __init__(self, work: LocalWork, slopes: Tensor, tails: Tensor, squares: Tensor | None) -> None:
         """G [N, r, H], tails [N, P_tail] and, where known, squared norms [N] of the trained rows."""
         self._work, self._slopes, self._tails, self._squares = work, slopes, tails, squares
         self._head = head_of(work.objective)
-        self._start_tail = self._head.tail(work.start).clone()  # whatever becomes of the start
+        self._start_tail = self._head.tail(work.start).clone()  # a copy: the start may be overwritten
         self._position = torch.full((work.batches.shape[:2].numel(),), -1, device=slopes.device)
         self._position[work.rows.index] = torch.arange(len(work.rows), device=slopes.device)
         super().__init__(work.start, *shared_reference(work.start, work.batches.shape[1]), work.lr)
 
     @property
     def end(self) -> Tensor:
-        """Devices' models after local training, [S, M, P], made now."""
+        """Devices' models after local training, [S, M, P], computed when asked for."""
         models = self._work.models()
         self.move(models)
         return models
 
     def move(self, models: Tensor) -> None:
-        """Add end − start to other models of the devices [S, M, P], in place."""
+        """Add end − start to other models [S, M, P] of the devices, in place."""
         self._check()
         flat, rows = models.flatten(0, 1), self._work.rows
         with self._work.objective.products():
@@ -220,21 +220,21 @@ class FactoredUpdates(Updates):
                     flat[index] = chunk
 
     def _right(self, index: Tensor) -> Tensor:
-        """Inputs X of some rows, [R, r, n], to stand on the right of a product."""
+        """Inputs X of some rows, [R, r, n], laid out for the right-hand side of a product."""
         features = self._work.objective.train.features
         if self._work.objective.tf32 and kernels.can_mask(features):  # TF32 products are faster in another layout
             return kernels.gather_both(features, images_of(self._work, index))[1].transpose(1, 2)
         return _inputs(self._work, index)
 
     def _rows(self, who: Tensor) -> Rows:
-        """Those of the devices `who` that trained; on a GPU, which is not to be asked, all that trained."""
+        """Rows of the devices `who` that trained; on a GPU, where the host does not read masks, all that trained."""
         if who is self._work.who or not can_look(who):
             return self._work.rows
         rows = rows_of(who & (self._position >= 0).view(who.shape))
         return self._work.rows if torch.equal(rows.index, self._work.rows.index) else rows
 
     def _factors(self, rows: Rows, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, G [R, r, H] and the change of what follows W₁ [R, P_tail] of some trained rows."""
+        """Row numbers, G [R, r, H] and the change of the parameters after W₁ [R, P_tail], for some trained rows."""
         index = rows.index[start:stop]
         mine = slice(start, stop) if rows is self._work.rows else self._position[index]
         return (
@@ -244,8 +244,8 @@ class FactoredUpdates(Updates):
         )
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
-        """(first position, last position, end − start) of some rows, in chunks."""
-        end = self.end.flatten(0, 1)  # seldom asked for: made all at once
+        """Yield (start, stop, end − start) for chunks of some rows; `start` and `stop` are positions in `rows`."""
+        end = self.end.flatten(0, 1)  # rarely needed, so computed all at once
         for start, stop in _chunks(self._work, len(rows)):
             index = rows.index[start:stop]
             yield start, stop, end[index].sub_(self._work.start[index // rows.num_devices])
@@ -259,7 +259,7 @@ class FactoredUpdates(Updates):
         return torch.where(who, squares.clamp_(min=0).sqrt_().view(who.shape), 0.0)
 
     def _all_squares(self) -> Tensor:
-        """Squared norms of the trained rows, float64 [N]; found once, since nobody else has these tensors."""
+        """Squared norms of the trained rows, float64 [N]; computed once, since nothing else changes these tensors."""
         rows, found = self._work.rows, []
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
@@ -272,7 +272,7 @@ class FactoredUpdates(Updates):
         """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""
         rows = self._rows(who)
         scales = torch.where(who, weights, 0.0).flatten()[rows.index]
-        silent = None  # of those, rows that are not to be heard, whatever is in them
+        silent = None  # rows outside `who`, which must not count even if they hold NaN
         if who is not self._work.who and not can_look(who):
             silent = ~who.flatten()[rows.index]
         total = torch.zeros_like(self._work.start)
@@ -305,9 +305,9 @@ def _first_squares(inputs: Tensor, slopes: Tensor) -> Tensor:
 
 
 def _shorten(work: LocalWork, squares: Tensor, slopes: Tensor, before: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
-    """Clip some rows' progress, in place, from its squared norms [R]: G, and the tails before and after [R, P_tail].
+    """Clip some rows' progress in place, given its squared norms [R]: scale G and move `tail` towards `before`.
 
-    Returns the factors, and the squared norms that are left, float64.
+    The tails are [R, P_tail]. Returns the clipping factors and the squared norms after clipping, each [R].
     """
     squares = squares.clamp(min=0)
     factors = work.rule.factors(squares.sqrt() / work.lr)
@@ -318,7 +318,7 @@ def _shorten(work: LocalWork, squares: Tensor, slopes: Tensor, before: Tensor, t
 
 
 def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, slice]]:
-    """(seeds, their positions from `start`) with as many rows for each seed: all at once, or seed by seed."""
+    """Yield (seeds, their positions from `start`) with equally many rows per seed: all seeds at once, or one by one."""
     if rows.even and (start, stop) == (0, len(rows)):
         yield slice(None), slice(None)
         return
@@ -327,7 +327,7 @@ def _equal_parts(rows: Rows, start: int, stop: int) -> Iterator[tuple[slice, sli
 
 
 def _inputs(work: LocalWork, index: Tensor) -> Tensor:
-    """Inputs X of some rows, [R, r, n], for passing use."""
+    """Inputs X of some rows, [R, r, n], in memory that the next call may overwrite."""
     features, images = work.objective.train.features, images_of(work, index)
     inputs = scratch("inputs", (images.numel(), features.shape[1]), features)
     torch.index_select(features, 0, images.flatten(), out=inputs)
@@ -335,19 +335,19 @@ def _inputs(work: LocalWork, index: Tensor) -> Tensor:
 
 
 def _scaled_inputs(work: LocalWork, index: Tensor, scales: Tensor, num_groups: int) -> tuple[Tensor, float]:
-    """Inputs times weights of some rows, a group's below one another, [groups, ·, n], and a factor still to apply."""
+    """Inputs of some rows times their weights, stacked by group, [groups, ·, n], and a factor still to be applied."""
     features = work.objective.train.features
     if work.objective.tf32 and kernels.can_mask(features):
         return kernels.gather_turned(features, images_of(work, index), scales, num_groups).transpose(1, 2), 1.0
     inputs = _inputs(work, index)
-    if scales.device.type == "cpu" and bool((scales == scales[0]).all()):  # seen at a glance: not a pass over inputs
+    if scales.device.type == "cpu" and bool((scales == scales[0]).all()):  # one factor for all: no pass over inputs
         return inputs.view(num_groups, -1, inputs.shape[2]), float(scales[0])
     inputs *= scales[:, None, None]
     return inputs.view(num_groups, -1, inputs.shape[2]), 1.0
 
 
 def _chunks(work: LocalWork, count: int) -> Sequence[tuple[int, int]]:
-    """Positions of `count` rows in pieces that fit."""
+    """Split `count` rows into chunks (start, stop) of about CHUNK_BYTES."""
     num_images, head = work.batches.shape[2:].numel(), head_of(work.objective)
     row_bytes = work.start.element_size() * num_images * (head.inputs + 2 * head.outputs + num_images)
     chunk = max(1, CHUNK_BYTES[work.start.device.type] // row_bytes)
@@ -355,7 +355,7 @@ def _chunks(work: LocalWork, count: int) -> Sequence[tuple[int, int]]:
 
 
 def _groups(work: LocalWork) -> list[LocalWork]:
-    """The round in parts of a few steps each."""
+    """Split the round into groups of a few steps each."""
     steps, batch = work.batches.shape[2:]
     count = min(steps, -(-steps * batch // GROUP_IMAGES[work.start.device.type]))
     if count == 1:

@@ -1,10 +1,10 @@
-"""The s local steps on pre-activations, once the large product that gives these is done.
+"""The s local steps on pre-activations, after the large product that computes the pre-activations.
 
 Where ReLU and linear layers follow the first, a step is written out by hand; else it is automatic differentiation;
 on a GPU it is a kernel where that fits (`kernels`). The algebra is in `preactivation`.
 
 Knows: pre-activations, X Xᵀ, the layers after the first.
-Does not know: where start models come from, what becomes of the gradients.
+Does not know: where start models come from, what the gradients are used for.
 """
 
 import math
@@ -23,7 +23,7 @@ from otafl.engine.training import LocalWork, Ruled
 
 
 def head_of(objective: Objective) -> Head:
-    """The first layer, which the engine has made sure is there."""
+    """First layer of the objective's model; the engine has checked that it has one."""
     assert objective.head is not None
     return objective.head
 
@@ -32,7 +32,7 @@ _thread = threading.local()
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
-    """Memory for a passing result; on a CPU every thread keeps its own, since fresh pages cost as much as the sums."""
+    """Memory for a temporary result; on a CPU each thread reuses its own, since new pages cost as much as the sums."""
     if like.device.type != "cpu":
         return like.new_empty(shape)
     kept: dict[str, Tensor] = _thread.__dict__.setdefault("kept", {})
@@ -64,10 +64,10 @@ def descend(
     slopes: Tensor,
     squares: bool = False,
 ) -> Tensor | None:
-    """The s steps of some rows, from X W₁ᵀ [R, r, H] to G [R, r, H].
+    """Do the s steps of some rows, from z = X W₁ᵀ to G, each [R, r, H]; G is written to `slopes`.
 
-    First bias [R, 1, H] and later layers [R, P_rest] learn in place. Returns the updates' squared norms, float64 [R],
-    where they are asked for, or come along: with c_k = Σ_{j<k} K[k, j] G_j, which the steps need,
+    The first bias [R, 1, H] and the later layers [R, P_rest] are trained in place. Returns the updates' squared norms,
+    float64 [R], if asked for or nearly free: with c_k = Σ_{j<k} K[k, j] G_j, which the steps compute anyway,
     ⟨K G, G⟩ = Σ_k ⟨2 c_k + K[k, k] G_k, G_k⟩.
     """
     head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
@@ -98,7 +98,7 @@ def descend(
             return None
         first = torch.bmm(strip, slopes).mul_(slopes).sum((1, 2), dtype=torch.float64)
         return first + _squares(rest - rest_before)
-    by_step = scratch("z by step", (work.steps, len(z), batch, head.outputs), z)  # each step's in one piece
+    by_step = scratch("z by step", (work.steps, len(z), batch, head.outputs), z)  # each step contiguous
     turned = z.view(len(z), work.steps, batch, -1).transpose(0, 1)
     if bias is None:
         by_step.copy_(turned)
@@ -131,7 +131,7 @@ def _squares(values: Tensor) -> Tensor:
 
 
 def _stepper(work: LocalWork, rest: Tensor, targets: Tensor, like: Tensor) -> tuple["Step", Tensor]:
-    """A step on the pre-activations of one batch, and the labels as it wants them."""
+    """A function that does one step on a batch's pre-activations, and the labels in the form it needs."""
     head, batch = head_of(work.objective), work.batches.shape[3]
     if not _by_hand(work.objective):
         return _any_step(work, rest), targets
@@ -150,10 +150,10 @@ def descend_by_rule(
     pull: Tensor | None,
     corrections: tuple[Tensor | None, Tensor | None],
 ) -> Tensor:
-    """As `descend`, where steps are those of a rule (`otafl.engine.rule`); returns b of each row's last step, [R].
+    """Like `descend`, for the steps of a rule (`otafl.engine.rule`); returns b of each row's last step, [R].
 
-    `pull` is X (λ W₁ + c)ᵀ with the first bias's part, [R, r, H], or None; `corrections` are those of the first bias
-    [R, 1, H] and of the later layers. Afterwards W₁ is to change by −Gᵀ X − η b (λ W₁ + c).
+    `pull` is X (λ W₁ + c)ᵀ plus the first bias's part, [R, r, H], or None; `corrections` are those of the first bias
+    [R, 1, H] and of the later layers. The caller must then change W₁ by −Gᵀ X − η b (λ W₁ + c).
     """
     work.need_rows()
     rule, lr, batch = work.rule, float(work.lr), work.batches.shape[3]
@@ -198,7 +198,7 @@ def descend_by_rule(
 
 
 def gram_strips(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:
-    """K = X Xᵀ (+ 1 with a bias) in strips of `height` images, [R, height, ·], each up to its own images."""
+    """K = X Xᵀ (+ 1 with a bias) in strips of `height` images, [R, height, ·], without the columns of later images."""
     strips = []
     for start in range(0, inputs.shape[1], height):
         stop = min(start + height, inputs.shape[1])
@@ -209,7 +209,7 @@ def gram_strips(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:
 
 
 Step = Callable[[Tensor, Tensor, Tensor], None]
-"""From pre-activations [R, b, H] and labels [R, b] to η ∂loss/∂z [R, b, H]; the later layers learn on the way."""
+"""From pre-activations [R, b, H] and labels [R, b] to η ∂loss/∂z [R, b, H]; the later layers are trained as well."""
 
 
 def _by_hand(objective: Objective) -> bool:
@@ -217,7 +217,7 @@ def _by_hand(objective: Objective) -> bool:
 
 
 def _chain_step(work: LocalWork, rest: Tensor, shape: tuple[int, int, int]) -> Step:
-    """Steps of SGD where ReLU and linear layers follow, by hand."""
+    """Steps of SGD written out by hand, if only ReLU and linear layers follow."""
     head = head_of(work.objective)
     assert head.layers is not None
     layers = [layer.split(rest) for layer in head.layers]
@@ -252,7 +252,7 @@ def _any_step(work: LocalWork, rest: Tensor) -> Step:
     objective, head = work.objective, head_of(work.objective)
 
     def loss(params: dict[str, Tensor], z: Tensor, targets: Tensor) -> Tensor:
-        return objective.output_loss(head.rest(params, z.clone()), targets)  # the first of them may be in place
+        return objective.output_loss(head.rest(params, z.clone()), targets)  # a copy: the next layer may be in place
 
     gradient = vmap(grad(loss, argnums=(0, 1)))
     params = objective.unflatten(rest)

@@ -1,7 +1,7 @@
-"""Triton's own: what `otafl.engine.fast.kernels` launches.
+"""The Triton code of the kernels that `otafl.engine.fast.kernels` launches.
 
 Knows: pointers, strides, tiles.
-Does not know: what it is for.
+Does not know: tensors, launch grids, rounds.
 """
 
 import triton
@@ -35,8 +35,8 @@ def descend(
     SQUARES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """All steps of one row, for one block of hidden units; in each, the row's blocks wait for each other's scores."""
-    turn = tl.atomic_add(turns, 1)  # who runs now is in the blocks of the earliest rows: nobody waits for one to come
+    """All steps of one row for one block of hidden units; in each step a row's blocks wait for each other's scores."""
+    turn = tl.atomic_add(turns, 1)  # numbered as programs start, a row's together: none waits for one that cannot start
     row, block = (turn // BLOCKS).to(tl.int64), turn % BLOCKS
     arrived = turns + 1 + row
     image, label = tl.arange(0, BATCH), tl.arange(0, CLASSES)
@@ -58,7 +58,7 @@ def descend(
     bias_at = bias + row * bias_stride + unit
     weight_at = rest + row * rest_stride + label[:, None] * HIDDEN + unit[None, :]
     later_at = rest + row * rest_stride + KNOWN * HIDDEN + label
-    first = label * 0 + block == 0  # the later layer's bias is that block's alone
+    first = label * 0 + block == 0  # only block 0 holds the later layer's bias
     here = known[:, None] & inside[None, :]
     shift = tl.load(bias_at, mask=inside, other=0.0)
     weight = tl.load(weight_at, mask=here, other=0.0)
@@ -76,7 +76,7 @@ def descend(
         tl.debug_barrier()
         tl.atomic_add(arrived, 1, sem="release")
 
-        # Meanwhile: what the steps before this one do to the next batch.
+        # While waiting: the effect of the earlier steps on the next batch.
         gram_at = gram + ((k + 1) * BATCH + image[:, None]) * num_images + image[None, :]
         ahead = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
         for j in range(0, tl.where(k + 1 < STEPS, k, 0)):
@@ -92,7 +92,7 @@ def descend(
             seen = tl.atomic_add(arrived, 0, sem="acquire")
         output = tl.zeros((BATCH, CLASSES), dtype=tl.float32)
         for i in tl.static_range(BLOCKS):
-            output += tl.load(mine + i * BATCH * CLASSES + score_at, cache_modifier=".cg")  # others wrote it
+            output += tl.load(mine + i * BATCH * CLASSES + score_at, cache_modifier=".cg")  # written by others
         output = tl.where(known[None, :], output, -float("inf"))
         share = tl.exp(output - tl.max(output, axis=1)[:, None])
         share = share / tl.sum(share, axis=1)[:, None]
@@ -135,7 +135,7 @@ def gather(
     STRAIGHT: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """One tile of one row's inputs, transposed and perhaps scaled, and perhaps as they are."""
+    """Copy one tile of a row's inputs: transposed (scaled if SCALED) and, if STRAIGHT, also unchanged."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * IMAGES + tl.arange(0, IMAGES)
     pixel = tl.program_id(2) * SPAN + tl.arange(0, SPAN)
@@ -166,7 +166,7 @@ def squares(
     BLOCKS: tl.constexpr,
     SPAN: tl.constexpr,
 ):
-    """Every BLOCKS-th span of one device's ‖end − pool[slot]‖²."""
+    """Part of one device's ‖end − pool[slot]‖²: the sum over every BLOCKS-th span."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     total = tl.zeros((SPAN,), dtype=tl.float64)
@@ -251,7 +251,7 @@ def blend(
     pool_stride,
     SPAN: tl.constexpr,
 ):
-    """One span of one device's new model: the fresh one and a share of what it had not sent."""
+    """One span of one device's new model: the fresh one plus a share of what the device has not sent."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(who + row) != 0:
         at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
