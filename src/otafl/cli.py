@@ -425,18 +425,18 @@ def list_(
 
 def _list_algorithms() -> None:
     """Print all methods with their channel knowledge, as in the paper's Table 1."""
-    from otafl.papers.fedoag.table1 import declared, marks
+    from otafl.papers.fedoag.table1 import known
 
     print(f"  {'':<16} {'channel h_i':^16} {'statistics Λ_i':^16}")
     print(f"  {'':<16} {'server':^8}{'device':^8} {'server':^8}{'device':^8} {'fading':<18}")
     for name, text in _entries("algorithms"):
         try:
-            knowledge = declared(name)
+            marks, fading = known(name)
         except OtaflError as error:
             print(f"  {name:<16} {error}")
             continue
-        cells = [f"{mark if mark != '×' else '·':^8}" for mark in marks(knowledge)]
-        print(f"  {name:<16} {cells[0]}{cells[1]} {cells[2]}{cells[3]} {knowledge.fading:<18} {text}")
+        cells = [f"{mark if mark != '×' else '·':^8}" for mark in marks]
+        print(f"  {name:<16} {cells[0]}{cells[1]} {cells[2]}{cells[3]} {fading:<18} {text}")
 
 
 @app.command()

@@ -1,19 +1,19 @@
 """The names of all classes that a configuration can choose.
 
-Built-in classes are listed as `module:class`, so that listing them imports nothing. Plug-ins are added in Python by
+The library's own are listed in names.toml, so that listing them imports nothing. Plug-ins are added in Python by
 `register(kind, name)`, or for the command line by an entry point of the group `otafl.<kind>`.
 
 Knows: names and where classes live.
 Does not know: what the classes do.
 """
 
-import ast
 import difflib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import sys
+import tomllib
 import traceback
 import weakref
 import zlib
@@ -28,70 +28,11 @@ from otafl.errors import ConfigError, OtaflError, PluginError
 Class = TypeVar("Class", bound=type)
 Result = TypeVar("Result")
 
-BUILTIN: dict[str, dict[str, str]] = {
-    "algorithms": {
-        "fedoag": "otafl.algorithms.fedoag:FedOAG",
-        "fedoag-plus": "otafl.algorithms.fedoag_plus:FedOAGPlus",
-        "fedoag-zero": "otafl.algorithms.fedoag_zero:FedOAGZero",
-        "fedavg": "otafl.algorithms.fedavg:FedAvg",
-        "ota-fedavg": "otafl.algorithms.ota_fedavg:OTAFedAvg",
-        "sca": "otafl.algorithms.sca:SCA",
-        "vanilla": "otafl.algorithms.vanilla:Vanilla",
-        "bb-interior": "otafl.algorithms.bb_interior:BBInterior",
-        "bb-alternative": "otafl.algorithms.bb_alternative:BBAlternative",
-        "opc": "otafl.algorithms.opc:OPC",
-        "lcpc": "otafl.algorithms.lcpc:LCPC",
-        "air-feel": "otafl.algorithms.air_feel:AirFEEL",
-        "fedpbc": "otafl.algorithms.fedpbc:FedPBC",
-        "fedawe": "otafl.algorithms.fedawe:FedAWE",
-        "mifa": "otafl.algorithms.mifa:MIFA",
-    },
-    "datasets": {
-        "mnist": "otafl.world.data:MNIST",
-        "fashion-mnist": "otafl.world.data:FashionMNIST",
-        "digits": "otafl.world.data:Digits",
-        "synthetic": "otafl.world.data:Synthetic",
-        "quadratic": "otafl.world.data:Quadratic",
-    },
-    "fading": {
-        "rayleigh": "otafl.world.fading:Rayleigh",
-        "rician": "otafl.world.fading:Rician",
-        "nakagami": "otafl.world.fading:Nakagami",
-        "weibull": "otafl.world.fading:Weibull",
-        "double-rayleigh": "otafl.world.fading:DoubleRayleigh",
-        "log-normal": "otafl.world.fading:LogNormal",
-        "suzuki": "otafl.world.fading:Suzuki",
-        "measured": "otafl.world.measured:MeasuredFading",
-        "sionna-tdl": "otafl.doors.sionna:TDL",
-        "sionna-cdl": "otafl.doors.sionna:CDL",
-        "sionna-38901": "otafl.doors.sionna:ScenarioFading",
-        "none": "otafl.world.fading:NoFading",
-    },
-    "mobility": {
-        "static": "otafl.world.mobility:Static",
-        "bounded-waypoint": "otafl.world.mobility:BoundedWaypoint",
-        "random-waypoint": "otafl.world.mobility:RandomWaypoint",
-        "random-direction": "otafl.world.mobility:RandomDirection",
-        "gauss-markov": "otafl.world.mobility:GaussMarkov",
-        "road": "otafl.world.mobility:Road",
-        "hotspots": "otafl.world.mobility:Hotspots",
-        "trace": "otafl.world.mobility:Trace",
-    },
-    "models": {
-        "mlp": "otafl.engine.models:MLP",
-        "softmax": "otafl.engine.models:Softmax",
-        "cnn": "otafl.engine.models:CNN",
-        "point": "otafl.engine.models:Point",
-    },
-    "pathloss": {
-        "log-distance": "otafl.world.pathloss:LogDistance",
-        "free-space": "otafl.world.pathloss:FreeSpace",
-        "uma": "otafl.world.tr38901:UMa",
-        "umi": "otafl.world.tr38901:UMi",
-        "rma": "otafl.world.tr38901:RMa",
-        "measured": "otafl.world.measured:MeasuredGain",
-    },
-}
+_TOLD: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
+    Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+)
+BUILTIN = {kind: {name: told["class"] for name, told in names.items()} for kind, names in _TOLD.items()}
+"""Kind to the names of the library's own classes, and where each lives, as `module:class`."""
 _registered: dict[str, dict[str, type]] = {kind: {} for kind in BUILTIN}
 
 
@@ -209,25 +150,21 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
 
 
 def summary(kind: str, name: str) -> str:
-    """First line of a class's docstring; for built-in classes read from the source, without importing it."""
-    if name not in BUILTIN[kind]:
-        try:
-            return ((lookup(kind, name).__doc__ or "").strip().splitlines() or [""])[0]
-        except PluginError as error:
-            return str(error)
-    return (ast.get_docstring(source(kind, name)) or "").splitlines()[0]
+    """First line of a class's docstring."""
+    if name in BUILTIN[kind]:
+        return _TOLD[kind][name]["summary"]
+    try:
+        return ((lookup(kind, name).__doc__ or "").strip().splitlines() or [""])[0]
+    except PluginError as error:
+        return str(error)
 
 
-def source(kind: str, name: str) -> ast.ClassDef:
-    """The source of a built-in class, read without importing it."""
-    module, cls = BUILTIN[kind][name].split(":")
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == cls:
-            return node
-    raise LookupError(f"{module} has no class {cls}")
+def channel(name: str) -> tuple[str, str] | None:
+    """What a method of the library's own knows of the channel, as marks, and its fading; None for a plug-in."""
+    if name not in BUILTIN["algorithms"]:
+        return None
+    marks, _, fading = _TOLD["algorithms"][name]["channel"].partition(" ")
+    return marks, fading
 
 
 def guarded(what: str, spec: object, call: Callable[[], Result]) -> Result:

@@ -1,7 +1,7 @@
-"""What a run shows on a terminal: progress, and its results at the end.
+"""What is shown on a terminal: how far work has come, and the results of a run.
 
-Knows: how progress and results are shown.
-Does not know: commands and their options.
+Knows: terminals, how progress and results are shown.
+Does not know: commands and their options, what the work is.
 """
 
 import contextlib
@@ -16,7 +16,83 @@ if TYPE_CHECKING:
     from otafl.config.schema import Config
     from otafl.runs.result import Result
 
-SECONDS_BETWEEN_LINES = 15.0  # progress lines where there is no terminal
+SECONDS_BETWEEN_LINES = 15.0  # where there is no terminal
+
+
+class Live:
+    """How far some work has come: a bar on a terminal, elsewhere a line from time to time."""
+
+    def __init__(self, total: int, unit: str) -> None:
+        """`total` units of work, for instance rounds."""
+        self._total, self._unit = total, unit
+        self._started = self._printed = time.monotonic()
+        self._first: float | None = None
+        self._bar: Any = None
+
+    def __enter__(self) -> "Live":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, done: float, text: str) -> None:
+        """Show that `done` units are done, parts counted, and some text."""
+        if self._first is None:
+            self._first = done
+            self._bar = self._new_bar() if sys.stderr.isatty() else None
+        here, now = done - self._first, time.monotonic()
+        left_s = (now - self._started) / here * (self._total - done) if here > 0 else 0.0
+        left = f"{_duration(left_s)} left" if here > 0 else ""
+        if self._bar is not None:
+            with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
+                self._bar.update(self._task, completed=done, shown=f"{int(done)}/{self._total}", text=text, left=left)
+        elif now - self._printed >= SECONDS_BETWEEN_LINES and here > 0:
+            say(f"{self._unit} {int(done)}/{self._total}  {text}  {left}")
+            self._printed = now
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            say(line)
+
+    def _new_bar(self) -> Any:
+        from rich import progress
+        from rich.console import Console
+
+        names = ("{task.fields[shown]}", None, "{task.fields[text]}", "{task.fields[left]}")
+        columns = [progress.BarColumn() if name is None else progress.TextColumn(name) for name in names]
+        console = Console(stderr=True)
+        bar = progress.Progress(progress.TextColumn(self._unit), *columns, console=console, transient=True)
+        self._task = bar.add_task("", total=self._total, shown="", text="", left="")
+        bar.start()
+        return bar
+
+
+class Progress(Live):
+    """The progress of a run, called after every round; the headline comes when the run really begins."""
+
+    def __init__(self, config: "Config", headline: str) -> None:
+        super().__init__(config.experiment.rounds, "round")
+        self._headline, self._accuracy = headline, ""
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __call__(self, done: int, row: Any) -> None:
+        """Show that `done` rounds are done."""
+        if self._first is None:
+            say(self._headline)
+        if row is not None and "test_accuracy" in row:
+            values = row["test_accuracy"]
+            self._accuracy = f"test accuracy {100 * sum(values) / len(values):.1f} %"
+        self.show(done, self._accuracy)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def headline(config: "Config") -> str:
@@ -26,62 +102,6 @@ def headline(config: "Config") -> str:
         f"{config.algorithm.name} on {config.data.name}: {config.experiment.rounds} rounds, "
         f"{config.cell.devices} devices, seeds {seeds}"
     )
-
-
-class Progress:
-    """Shows progress as a bar on a terminal, elsewhere by a line from time to time; called after every round."""
-
-    def __init__(self, config: "Config", headline: str) -> None:
-        self._headline = headline
-        self._total = config.experiment.rounds
-        self._accuracy = ""
-        self._started = self._printed = time.monotonic()
-        self._first: int | None = None
-        self._bar: Any = None
-
-    def __enter__(self) -> "Progress":
-        return self
-
-    def _begin(self) -> None:
-        say(self._headline)
-        if sys.stderr.isatty():
-            from rich import progress as rich_progress
-            from rich.console import Console
-
-            self._bar = rich_progress.Progress(
-                rich_progress.TextColumn("round"),
-                rich_progress.MofNCompleteColumn(),
-                rich_progress.BarColumn(),
-                rich_progress.TextColumn("{task.fields[accuracy]}"),
-                rich_progress.TimeRemainingColumn(),
-                rich_progress.TextColumn("left"),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._task = self._bar.add_task("run", total=self._total, accuracy="")
-            self._bar.start()
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, done: int, row: Any) -> None:
-        """Show that `done` rounds are done."""
-        if self._first is None:
-            self._first = done
-            self._begin()
-        if row is not None and "test_accuracy" in row:
-            values = row["test_accuracy"]
-            self._accuracy = f"test accuracy {100 * sum(values) / len(values):.1f} %"
-        if self._bar is not None:
-            with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
-                self._bar.update(self._task, completed=done, accuracy=self._accuracy)
-            return
-        now = time.monotonic()
-        if now - self._printed >= SECONDS_BETWEEN_LINES and done > self._first:
-            left_s = (now - self._started) / (done - self._first) * (self._total - done)
-            say(f"round {done}/{self._total}  {self._accuracy}  {left_s:.0f} s left")
-            self._printed = now
 
 
 def print_summary(result: "Result", out: Path) -> None:

@@ -1,7 +1,7 @@
 """BB-alternative: broadband analog aggregation that alternates between the interior and the whole cell.
 
 G. Zhu, Y. Wang, K. Huang, "Broadband Analog Aggregation for Low-Latency Federated Edge Learning", 2019; as BB-interior,
-but in each round I_t is the interior or all devices: by the toss of a coin, as the FedOAG paper says, or in turn.
+but in each round I_t is the interior or all devices: at random, as the FedOAG paper says, or in turn.
 
 Knows: as BB-interior.
 Does not know: as BB-interior.
@@ -11,22 +11,17 @@ Departures: see docs/algorithms/bb-alternative.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from otafl.algorithms.bb_interior import BBInterior
-from otafl.radio.knowledge import Knowledge
+from otafl.algorithms.parts.broadband import Broadband
 
 
 @dataclass(frozen=True)
-class BBAlternative(BBInterior):
+class BBAlternative(Broadband):
     """BB-interior in some rounds, everybody scheduled in the others."""
-
-    knowledge: ClassVar[Knowledge] = Knowledge(
-        device=frozenset({"h"}), server=frozenset({"mean_gain", "distance_m"}), fading="Rayleigh"
-    )
 
     alternation: Literal["random", "strict"] = "random"
     """Each round interior or everybody with probability ½, or interior in even rounds."""
@@ -37,4 +32,4 @@ class BBAlternative(BBInterior):
             interior_only = draw("schedule") < 0.5
         else:
             interior_only = (torch.arange(len(distance_m)) % 2 == 0)[:, None].expand(distance_m.shape[:2])
-        return super().scheduled(distance_m, draw) | ~interior_only[..., None]
+        return self.interior(distance_m) | ~interior_only[..., None]

@@ -190,7 +190,6 @@ SECTIONS = (
 )
 PLAIN: dict[str, type] = {"experiment": Experiment, "training": Training, "cell": Cell}
 PLAIN |= {"radio": LinkBudget, "imperfect": Imperfections}
-SEVERAL_ANTENNAS = ("rayleigh", "nakagami", "weibull", "double-rayleigh", "log-normal", "suzuki")  # zero mean
 MAY_BE_INFINITE = {("radio", "noise_dbm_hz")}
 MAY_BE_INFINITE |= {("training", "clip")} | {
     ("imperfect", key) for key in ("pilot_snr_db", "interference_dbm_hz", "clip_amplitude")
@@ -341,38 +340,18 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
             built[section] = Choice(name, _validate(section, cls, keys, PARTITION_KEYS | {"name"}, f"{section} {name}"))
         else:
             built[section] = Choice(name, _validate(section, cls, keys, frozenset({"name"}), f"{section} {name}"))
-    _check_one_world(built)
+    for choice in (built[section] for section in CHOSEN):
+        if hasattr(choice.spec, "check_world"):
+            check = functools.partial(choice.spec.check_world, built)
+            registry.guarded(f"{choice.name}: check_world", choice.spec, check)
+    fading, name = built["fading"].spec, built["fading"].name
+    if built["radio"].antennas > 1 and not getattr(fading, "zero_mean", False):
+        raise ConfigError(f"radio.antennas: several need a fading law of zero mean (`zero_mean`); {name} is not one")
+    if built["imperfect"].block_uses and not getattr(fading, "goes_on", False):
+        raise ConfigError(
+            f"imperfect.block_uses: how {name} fading goes on within an upload is not known; rayleigh's is"
+        )
     return Config(**built)
-
-
-def _check_one_world(built: Mapping[str, Any]) -> None:
-    """Refuse sections that contradict one another, and combinations that are not modelled."""
-    fading, loss, name = built["fading"].spec, built["pathloss"], built["fading"].name
-    measured = [built[section].name == "measured" for section in ("pathloss", "fading")]
-    if any(measured):
-        pairs = [(c.spec.file, c.spec.values, c.spec.round_s) for c in (loss, built["fading"]) if c.name == "measured"]
-        if not all(measured) or pairs[0] != pairs[1]:
-            raise ConfigError(
-                'a measured channel needs "measured" in [pathloss] and [fading], with the same file, values and round_s'
-            )
-    if name == "sionna-38901":
-        if fading.scenario != loss.name:
-            raise ConfigError(
-                f"fading.scenario = {fading.scenario!r}, pathloss.name = {loss.name!r}: line of sight is one for both"
-            )
-        if dataclasses.replace(loss.spec, shadowing=True) != type(loss.spec)():
-            raise ConfigError('fading.name = "sionna-38901": leave [pathloss] at its defaults, but for shadowing')
-    if built["radio"].antennas > 1 and name not in SEVERAL_ANTENNAS:
-        raise ConfigError(f"radio.antennas: several are modelled for {', '.join(SEVERAL_ANTENNAS)} fading")
-    if built["imperfect"].block_uses and name != "rayleigh":
-        raise ConfigError("imperfect.block_uses: how fading goes on within an upload is known for rayleigh fading only")
-    if getattr(fading, "memory", None) == "clarke" or name in ("sionna-tdl", "sionna-cdl", "measured"):
-        for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):
-            mine, other = getattr(fading, key, None), getattr(built[section].spec, key, None)
-            if mine is not None and other is not None and other != mine:
-                raise ConfigError(
-                    f"fading.{key} = {mine:g}, but {section}.{key} = {other:g}: they are one; make them agree"
-                )
 
 
 def _chosen_class(section: str, name: str) -> type:

@@ -10,8 +10,8 @@ Does not know: path loss, thresholds, who transmits.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,10 +20,11 @@ import torch
 from annotated_types import Gt
 from numpy.typing import NDArray
 
-from otafl.errors import OtaflError
+from otafl.errors import ConfigError, OtaflError
 from otafl.random import Streams
 from otafl.world.fading import Rayleigh
 from otafl.world.placement import Cell
+from otafl.world.process import check_shared
 from otafl.world.tr38901 import RMa, Scenario, UMa, UMi
 
 Array = NDArray[np.float64]
@@ -64,6 +65,10 @@ class _DelayLine(ABC):
     """f_c; paper: 2.4 GHz."""
     round_s: Annotated[float, Gt(0)] = 8.0
     """Duration of a round; paper: 8 s."""
+
+    def check_world(self, sections: Mapping[str, Any]) -> None:
+        """One round's duration and one carrier with the motion and the path loss."""
+        check_shared(self, sections)
 
     def coefficients(self, positions_m: Array, streams: Streams) -> NDArray[np.complex128]:
         """The sum of all paths in every round and device, [T, M]."""
@@ -129,6 +134,16 @@ class ScenarioFading:
 
     scenario: Literal["uma", "umi", "rma"] = "uma"
     """As `pathloss.name`."""
+
+    def check_world(self, sections: Mapping[str, Any]) -> None:
+        """Line of sight is that of the path loss, which must be the same scenario with its defaults."""
+        loss = sections["pathloss"]
+        if self.scenario != loss.name:
+            raise ConfigError(
+                f"fading.scenario = {self.scenario!r}, pathloss.name = {loss.name!r}: line of sight is one for both"
+            )
+        if replace(loss.spec, shadowing=True) != type(loss.spec)():
+            raise ConfigError('fading.name = "sionna-38901": leave [pathloss] at its defaults, but for shadowing')
 
     def coefficients(self, positions_m: Array, streams: Streams) -> NDArray[np.complex128]:
         """The sum of all paths in every round and device, [T, M]."""

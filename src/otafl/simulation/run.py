@@ -7,10 +7,9 @@ Does not know: methods, how a result is shown.
 import dataclasses
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from otafl.runs.directory import Checkpoint, RunDirectory
 from otafl.runs.identity import is_plugin, name_hash, sources
 from otafl.runs.result import Result, failures, finished_on, read_run, versions
 from otafl.runs.table import Recorder
+from otafl.signals import caught_signals
 from otafl.simulation.build import Simulation, own_models
 from otafl.simulation.graph import Rounds
 from otafl.simulation.outcome import describe_device, devices_csv, summarise
@@ -154,7 +154,8 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
         directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
     if observer is not None:
         observer(first, None)
-    with _signals(directory is not None) as stop:
+    signals: AbstractContextManager[list[int]] = caught_signals() if directory is not None else nullcontext([])
+    with signals as stop:
         for t in range(first, num_rounds):
             rounds.advance(t)
             state = rounds.state
@@ -316,27 +317,6 @@ def _heard_log() -> Iterator[list[str]]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate
-
-
-@contextmanager
-def _signals(wanted: bool) -> Iterator[list[int]]:
-    """Inside the `with` block, the first SIGINT or SIGTERM is only noted in the list; the second one interrupts."""
-    stop: list[int] = []
-    if not wanted or threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def remember(number: int, frame: Any) -> None:
-        if stop:  # the second signal does not wait for the round
-            raise KeyboardInterrupt
-        stop.append(number)
-
-    old = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def default_directory(config: Config) -> Path:

@@ -6,17 +6,14 @@ Does not know: configurations' meaning.
 
 import math
 import os
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from otafl.errors import ConfigError, say
 from otafl.studies.local import Board, Stopped, carry_out
 from otafl.studies.study import Study
+from otafl.terminal import Live
 
-SECONDS_BETWEEN_LINES = 10.0
 FAILED_STATUS = 1
 EXECUTORS = ("local", "ray")
 
@@ -77,26 +74,25 @@ def conduct(study: Study, device: str = "auto", executor: Executor | None = None
 def _conduct(study: Study, device: str, executor: Executor, quiet: bool) -> Outcome:
     cases = study.missing()
     total = len(study.sweep.cases)
-    show = _Show(quiet, total, total - len(cases))
-    board = Board(total, show)
+    live = Live(total, "runs")
+    board = Board(total, lambda board: _show(live, quiet, board))
     board.finished = total - len(cases)
     if not quiet:
         done = f", {board.finished} of them done before" if board.finished else ""
         say(f"{study.sweep.name}: {total} runs{done} → {study.folder}")
     status = 0
     try:
-        if cases and executor.name == "ray":
-            from otafl.studies import ray
+        with live:
+            if cases and executor.name == "ray":
+                from otafl.studies import ray
 
-            ray.carry_out(study, cases, board, executor.address, device, executor.cpus, executor.gpus)
-        elif cases:
-            carry_out(study, cases, board, executor.workers_on(device), device, executor.threads)
+                ray.carry_out(study, cases, board, executor.address, device, executor.cpus, executor.gpus)
+            elif cases:
+                carry_out(study, cases, board, executor.workers_on(device), device, executor.threads)
     except Stopped as stop:
         status = 128 + stop.number
         left = total - board.finished
         say(f"otafl: {stop}, {left} of {total} runs left; the same command continues")
-    finally:
-        show.close()
     table = study.write_table(board.errors)
     if board.errors and not status:
         status = FAILED_STATUS
@@ -107,56 +103,11 @@ def _conduct(study: Study, device: str, executor: Executor, quiet: bool) -> Outc
     return Outcome(table, board.errors, status)
 
 
-class _Show:
-    """A line that is kept up to date on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, quiet: bool, total: int, before: int) -> None:
-        self._quiet, self._total, self._before = quiet, total, before
-        self._started = time.monotonic()
-        self._printed = 0.0
-        self._bar: Any = None
-
-    def __call__(self, board: Board) -> None:
-        while board.messages:
-            self._print(f"otafl: {board.messages.popleft()}")
-        now = time.monotonic()
-        if self._quiet or (now - self._printed < SECONDS_BETWEEN_LINES and not sys.stderr.isatty()):
-            return
-        self._printed = now
-        if sys.stderr.isatty():
-            self._live().update(self._line(board))
-        else:
-            say(self._line(board))
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def _print(self, line: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(line, highlight=False, markup=False)
-        else:
-            say(line)
-
-    def _live(self) -> Any:
-        if self._bar is None:
-            from rich.console import Console
-            from rich.status import Status
-
-            self._bar = Status("", console=Console(stderr=True))
-            self._bar.start()
-        return self._bar
-
-    def _line(self, board: Board) -> str:
+def _show(live: Live, quiet: bool, board: Board) -> None:
+    """Show messages that came in and, unless `quiet`, which runs are under way."""
+    while board.messages:
+        live.say(f"otafl: {board.messages.popleft()}")
+    if not quiet:
         parts = sum(done / max(1, rounds) for done, rounds in board.running.values())
-        here = board.finished - self._before + parts
-        left_s = (
-            (time.monotonic() - self._started) / here * (self._total - board.finished - parts) if here > 0.02 else 0
-        )
-        left = f", {_duration(left_s)} left" if here > 0.02 else ""
-        running = "; ".join(f"{label} {done}/{rounds}" for label, (done, rounds) in list(board.running.items())[:3])
-        return f"{board.finished}/{self._total} runs{left}  {running}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        running = [f"{label} {done}/{rounds}" for label, (done, rounds) in list(board.running.items())[:3]]
+        live.show(board.finished + parts, "; ".join(running))

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any
 
 from otafl import registry
+from otafl.signals import caught_signals
 from otafl.studies.study import Study
 from otafl.studies.sweep import Case
 
@@ -112,7 +113,6 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
     """Do the cases, several at a time; what goes wrong is in `board.errors`, and the others go on."""
     waiting, deaths = deque(cases), dict.fromkeys((case.folder for case in cases), 0)
     selector = selectors.DefaultSelector()
-    stop: list[int] = []
     crew: list[_Worker] = []
 
     def assign(worker: _Worker) -> None:
@@ -164,7 +164,7 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         hire(log)
 
     try:
-        with caught_signals(stop), open(study.folder / "workers.log", "ab") as log:
+        with caught_signals() as stop, open(study.folder / "workers.log", "ab") as log:
             for _ in range(min(workers, len(cases))):
                 hire(log)
             while any(worker.case for worker in crew) and not stop:
@@ -182,21 +182,6 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         selector.close()
     if stop:
         raise Stopped(stop[0])
-
-
-@contextlib.contextmanager
-def caught_signals(stop: list[int] | None = None) -> Iterator[list[int]]:
-    """While inside, SIGINT and SIGTERM only leave their number in the list."""
-    caught = [] if stop is None else stop
-    old = {
-        number: signal.signal(number, lambda number, frame: caught.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield caught
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 def _dismiss(crew: list[_Worker], interrupted: bool, patience_s: float = 60.0) -> None:

@@ -20,7 +20,8 @@ from typing import Any
 from otafl.disk import explained, put
 from otafl.errors import ConfigError, OtaflError
 from otafl.registry import plugin_files
-from otafl.studies.local import Board, Stopped, caught_signals
+from otafl.signals import caught_signals
+from otafl.studies.local import Board, Stopped
 from otafl.studies.study import Study
 from otafl.studies.sweep import Case
 

@@ -10,7 +10,7 @@ Does not know: path loss, thresholds, who transmits.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -26,7 +26,12 @@ NODES, WEIGHTS = special.roots_hermitenorm(96)
 
 
 class Fading(Protocol):
-    """A law of small-scale fading with E|g|² = 1."""
+    """A law of small-scale fading with E|g|² = 1.
+
+    A law may also declare `zero_mean = True` (then several antennas can be combined), `goes_on = True` (it is a complex
+    Gaussian process, so that fading within an upload is known), and a method `check_world(sections)`, which raises a
+    ConfigError where other sections of the configuration contradict it.
+    """
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
         """Fading g of every round and device, [T, M], for positions [T, M, 2]."""
@@ -40,6 +45,9 @@ class Fading(Protocol):
 @dataclass(frozen=True)
 class Rayleigh(Scattering):
     """Rayleigh fading, g ~ CN(0, 1): no line of sight; independent over rounds, it is the paper's."""
+
+    zero_mean: ClassVar[bool] = True
+    goes_on: ClassVar[bool] = True
 
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
         """Fading g of every round and device, [T, M]."""
@@ -74,6 +82,8 @@ class Rician(Scattering):
 class Nakagami(Scattering):
     """Nakagami-m fading: |g|² is Gamma with shape m; m = 1 is Rayleigh, larger m is milder."""
 
+    zero_mean: ClassVar[bool] = True
+
     m: Annotated[float, Ge(0.5), Le(1e4)] = 2.0
     """Shape m."""
 
@@ -90,6 +100,8 @@ class Nakagami(Scattering):
 @dataclass(frozen=True)
 class Weibull(Scattering):
     """Weibull fading: |g| is Weibull; shape 2 is Rayleigh, smaller shapes fade more deeply."""
+
+    zero_mean: ClassVar[bool] = True
 
     shape: Annotated[float, Ge(0.2), Le(100)] = 1.5
     """β of the amplitude."""
@@ -108,6 +120,8 @@ class Weibull(Scattering):
 class DoubleRayleigh(Scattering):
     """Double Rayleigh fading, the product of two Rayleigh fades: waves scatter near both ends, as between vehicles."""
 
+    zero_mean: ClassVar[bool] = True
+
     def coefficients(self, positions_m: Array, streams: Streams) -> Complex:
         """The product w w′, both with the memory chosen."""
         return self.scattered(positions_m, streams) * self.scattered(positions_m, streams, "fading, second")
@@ -121,6 +135,8 @@ class DoubleRayleigh(Scattering):
 @dataclass(frozen=True)
 class LogNormal(Scattering):
     """Log-normal fading, by default fresh in every round; `pathloss.shadowing_db` gives shadowing along a path."""
+
+    zero_mean: ClassVar[bool] = True
 
     std_db: Annotated[float, Ge(0), Le(50)] = 8.0
     """Standard deviation of 10 log₁₀ |g|²."""
@@ -143,6 +159,8 @@ class LogNormal(Scattering):
 @dataclass(frozen=True)
 class Suzuki(Scattering):
     """Suzuki fading: Rayleigh fading under log-normal shadowing that is fresh in every round."""
+
+    zero_mean: ClassVar[bool] = True
 
     std_db: Annotated[float, Ge(0), Le(50)] = 8.0
     """Standard deviation of the shadowing."""

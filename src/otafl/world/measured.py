@@ -7,14 +7,16 @@ Knows: files, times, devices.
 Does not know: positions, thresholds, who transmits.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from otafl.errors import ConfigError
 from otafl.random import Streams
+from otafl.world.process import check_shared
 from otafl.world.traces import Recording
 
 
@@ -24,6 +26,18 @@ class _Measured(Recording):
     """Columns re and im, or magnitude (linear amplitudes, not decibels)."""
     interpolation: Literal["linear", "nearest"] = "nearest"
     """Between two recorded times; "linear" loses power where channels change from row to row."""
+
+    def check_world(self, sections: Mapping[str, Any]) -> None:
+        """Both sections are the same recording."""
+        pairs = [sections[section].spec for section in ("pathloss", "fading")]
+        if (
+            not all(isinstance(spec, _Measured) for spec in pairs)
+            or len({(spec.file, spec.values, spec.round_s) for spec in pairs}) > 1
+        ):
+            raise ConfigError(
+                'a measured channel needs "measured" in [pathloss] and [fading], with the same file, values and round_s'
+            )
+        check_shared(self, sections)
 
     @property
     def _columns(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Knows: positions, random streams.
 Does not know: which fading law is built from them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
+from otafl.errors import ConfigError
 from otafl.random import Streams
 from otafl.units import SPEED_OF_LIGHT_MPS
 
@@ -58,6 +60,16 @@ def along_path(
     return values
 
 
+def check_shared(fading: object, sections: Mapping[str, Any]) -> None:
+    """Refuse a fading law whose `round_s` or `carrier_hz` is another than that of mobility or path loss."""
+    for section, key in (("mobility", "round_s"), ("pathloss", "carrier_hz")):
+        mine, other = getattr(fading, key, None), getattr(sections[section].spec, key, None)
+        if mine is not None and other is not None and other != mine:
+            raise ConfigError(
+                f"fading.{key} = {mine:g}, but {section}.{key} = {other:g}: they are one; make them agree"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scattering:
     """How waves from many directions add up, and how fast their sum changes from round to round."""
@@ -72,6 +84,11 @@ class Scattering:
     """f_c of Clarke's model; paper: 2.4 GHz."""
     round_s: Annotated[float, Gt(0)] = 8.0
     """Duration of a round, for `scatter_doppler_hz`; paper: 8 s."""
+
+    def check_world(self, sections: Mapping[str, Any]) -> None:
+        """Clarke's model has one round's duration and one carrier with the motion and the path loss."""
+        if self.memory == "clarke":
+            check_shared(self, sections)
 
     def scattered(
         self, positions_m: NDArray[np.float64], streams: Streams, name: str = "fading"

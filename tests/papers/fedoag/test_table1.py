@@ -9,8 +9,13 @@ from otafl.radio.knowledge import Knowledge
 
 
 @pytest.mark.parametrize("name", sorted(registry.BUILTIN["algorithms"]))
-def test_declarations_read_from_the_source_are_those_of_the_class(name: str) -> None:
-    assert declared(name) == registry.lookup("algorithms", name).knowledge
+def test_what_the_list_says_of_a_method_is_what_it_declares(name: str) -> None:
+    assert registry.channel(name) == (marks(declared(name)), declared(name).fading)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in registry.BUILTIN.items() for name in names])
+def test_what_the_list_says_is_the_first_line_of_the_docstring(kind: str, name: str) -> None:
+    assert registry.summary(kind, name) == registry.lookup(kind, name).__doc__.splitlines()[0]
 
 
 def test_marks() -> None:

@@ -68,7 +68,9 @@ def find_head(module: nn.Module) -> Head | None:
     inputs = sum(node.op == "placeholder" for node in nodes)
     if inputs != 1 or len(first.users) != 1 or linear is None or not _is(module, linear, nn.Linear):
         return None
-    if _hooked(module) or len(list(module.named_parameters(remove_duplicate=False))) != len(list(module.parameters())):
+    if is_hooked(module) or len(list(module.named_parameters(remove_duplicate=False))) != len(
+        list(module.parameters())
+    ):
         return None  # the graph does not contain hooks; tied parameters cannot be trained layer by layer
     layer = module.get_submodule(str(linear.target))
     assert isinstance(layer, nn.Linear)
@@ -88,10 +90,11 @@ def _is(module: nn.Module, node: fx.Node, kind: type[nn.Module]) -> bool:
     if node.op != "call_module":
         return False
     layer = module.get_submodule(str(node.target))
-    return type(layer) is kind and not _hooked(layer)
+    return type(layer) is kind and not is_hooked(layer)
 
 
-def _hooked(module: nn.Module) -> bool:
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks, which a traced graph does not contain."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
