@@ -23,6 +23,7 @@ import torch
 import otafl
 from otafl.papers.fedoag.experiments import SEEDS
 from otafl.registry import load_plugin
+from otafl.report.markdown import markdown
 from otafl.report.statistics import compared, estimate, last_accuracy
 
 TUNING: dict[str, Any] = {
@@ -147,11 +148,9 @@ def table(results: Mapping[str, otafl.Result], choices: Mapping[str, Choice], ba
     values = {label: last_accuracy(result) for label, result in results.items()}
     found = compared(values, base)
     seeds = len(values[base])
-    lines = [
-        f"| method | chosen | test accuracy (%), mean ± std of {seeds} seeds | 95 % interval | minus {base}, paired "
-        "| p, Holm | active |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ["method", "chosen", f"test accuracy (%), mean ± std of {seeds} seeds", "95 % interval"]
+    header += [f"minus {base}, paired", "p, Holm", "active"]
+    lines = []
     for label, result in results.items():
         level = estimate(values[label])
         lost = f" ({len(result.diverged)} of {seeds} seeds failed)" if result.diverged else ""
@@ -165,5 +164,5 @@ def table(results: Mapping[str, otafl.Result], choices: Mapping[str, Choice], ba
                         for key, what in chosen.items())  # fmt: skip
         active = f"{result.summary['num_active']:.1f}"
         interval = f"{level.low:.1f} … {level.high:.1f}"
-        lines.append(f"| {label} | {own} | {level}{lost} | {interval} | {pair} | {p} | {active} |")
-    return "\n".join(lines)
+        lines.append((label, own, f"{level}{lost}", interval, pair, p, active))
+    return markdown(header, lines)

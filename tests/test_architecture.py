@@ -99,6 +99,21 @@ def test_one_place_for_each_thing() -> None:
     }
 
 
+def test_the_page_for_contributors_shows_the_rooms_as_they_are() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:`[\w]+`(?:, )?)+) \|", page, re.MULTILINE)
+    assert [re.findall(r"`(\w+)`", row) for row in rows] == ROOMS
+
+
+def test_the_way_of_a_run_visits_files_that_are_there_each_once() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    way = re.findall(r"^\d+\. `([\w/]+\.py)` ", page.split("## The way of a run")[1], re.MULTILINE)
+    assert len(way) == len(set(way)) >= 15
+    assert [name for name in way if not (SOURCE / name).is_file()] == []
+    for name in re.findall(r"`(src/otafl/[\w/]+\.(?:py|toml))`", page):
+        assert (ROOT / name).is_file() or "NAME" in name, name
+
+
 def test_methods_are_short_and_nothing_is_homeless() -> None:
     for path in (SOURCE / "algorithms").glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 150, path

@@ -1,7 +1,7 @@
 """Air-FEEL: power control against the convergence bound, biased or unbiased.
 
 X. Cao, G. Zhu, J. Xu, Z. Wang, S. Cui, "Optimized Power Control Design for Over-the-Air Federated Edge Learning",
-2021, in the form of its FedAvg version, with the energy limit of a round. All devices transmit:
+2021, its FedAvg version, with an energy limit for each round. All devices transmit:
 
     x̂_i = r_i(|h_i|) e^{−j arg h_i} u_i,   D̂ = (a/m) (Σ h_i x̂_i + z),   b_i = a |h_i| r_i = min(c_i, a √(d E_s) |h_i|)
 
@@ -42,13 +42,13 @@ class AirFEEL:
     ideal_radio: ClassVar[bool] = False
 
     regime: Literal["unbiased", "biased"] = "unbiased"
-    """Expected weights all 1/m, or least mean squared error."""
+    """All expected weights 1/m ("unbiased"), or the least mean squared error ("biased")."""
     renormalise: bool = False
-    """Biased: make the expected weights sum to 1; with much noise the optimum shrinks the mean."""
+    """Make the expected weights of "biased" sum to 1; with much noise the optimum would shrink the mean."""
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0
-    """G, where norms are clipped."""
+    """Norm bound G, if norms are clipped."""
 
     def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """From the gains of round 0: each device's largest amplitude c_i/a and the server's factor a/m."""

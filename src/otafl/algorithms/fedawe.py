@@ -2,7 +2,7 @@
 
 M. Xiang, S. Ioannidis, E. Yeh, C. Joe-Wong, L. Su, "Efficient Federated Learning against Heterogeneous and
 Non-stationary Client Unavailability", 2024. Only active devices train, from their own, possibly stale, models, and
-count their work as often as they were away: with k_i = t − τ_i, τ_i the last active round (−1 at the start),
+their work is multiplied by the rounds they were away: with k_i = t − τ_i, τ_i the last active round (−1 at the start),
 
     x^{t+1} = mean_{i∈A} (x_i + η_g k_i (x̃_i − x_i));   i ∈ A: x_i ← x^{t+1};   others unchanged
 
@@ -35,7 +35,7 @@ class State:
     params: Tensor
     """x^t, [S, P]."""
     devices: Devices
-    """With their models x_i^t."""
+    """The devices' models x_i^t."""
     last_active: Tensor
     """τ_i, int [S, M]."""
 
@@ -50,9 +50,9 @@ class FedAWE:
     gamma: Gamma = 1e-9
     """γ decides who is active, as in FedOAG."""
     server_lr: Annotated[float, Gt(0)] = 1.0
-    """η_g."""
+    """Server learning rate η_g."""
     step_limit: Annotated[float, Gt(0)] | None = None
-    """Longest step of the server, as the authors' code has it (0.5); none by default."""
+    """Longest step of the server; 0.5 in the authors' code, none here by default."""
 
     def init(self, problem: Problem) -> State:
         """Every device starts from x^0."""
@@ -64,7 +64,7 @@ class FedAWE:
         return above_threshold(device, problem, self.gamma)
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
-        """Uploads are measured against x^t, only to be added to it again."""
+        """One round; uploads are measured against x^t and added to it again, which changes nothing."""
         active, start = round.active, state.devices.models
         trained = round.train(state.devices, active)
         echo = self.server_lr * (round.t - state.last_active).to(start.dtype)

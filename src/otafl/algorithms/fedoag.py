@@ -11,8 +11,8 @@ Networks", Algorithm 1; line numbers below are its.
 Knows: its own h at each device; the server learns who is active and the norms ‖Δ_i‖ from the handshake.
 Does not know: channel statistics on any side, h at the server.
 Communicates: d channel uses and one scalar per active device and round.
-Departures: the server keeps only the anchors that some device has (same result, bounded memory; the column
-anchors_paper tells how many the paper's line 21 would keep); τ is updated before the prune.
+Departures: the server keeps only anchors that some device still has (same result, bounded memory; the column
+anchors_paper counts those that the paper's line 21 would keep); τ is updated before the prune.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class FedOAG:
 
     @property
     def downlink_errors(self) -> bool:
-        """Whether they stay out of what is sent: where devices measure against what they received, in known rounds."""
+        """True if downlink errors cancel in the innovation: anchors are not rounded and γ is fixed."""
         return self.gamma != "adaptive" and self.anchors == "kept"
 
     def init(self, problem: Problem) -> State:
@@ -54,7 +54,7 @@ class FedOAG:
         return first_state(problem, self.gamma, self.anchors, NOISE_WEIGHT)
 
     def active(self, device: View, problem: Problem) -> Tensor | None:
-        """Line 10; not known beforehand where γ is adaptive."""
+        """Line 10; None if γ is adaptive, since the mask is then not known beforehand."""
         return None if self.gamma == "adaptive" else above_threshold(device, problem, self.gamma)
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002

@@ -1,8 +1,7 @@
-"""FedOAG-plus: FedOAG with less noise, by another scalar in the handshake.
+"""FedOAG-plus: FedOAG with less noise, by reporting another scalar in the handshake.
 
-FedOAG scales everybody by γ/B_t: the energy limit is met with slack unless the weakest active device also has the
-largest innovation, and one stale device with a huge innovation sets the noise for all. Here active device i reports
-r_i = ‖Δ_i‖/|h_i|, and with ρ the median of the reports
+FedOAG scales all devices by γ/B_t. Most devices then use less energy than they may, and one stale device with a large
+innovation sets the noise for all. Here the active device i reports r_i = ‖Δ_i‖/|h_i|. With ρ the median of the reports
 
     κ = √(d E_s)/max(ρ, θ_min max_i r_i),   θ_i = max(θ_min, min(1, ρ/r_i)),   x̂_i = κ θ_i Δ_i/h_i
     x^{t+1} = η/(κ|A|) (Σ_{i∈A} h_i x̂_i + z) + mean_{i∈A} x^{τ_i+1}
@@ -11,8 +10,8 @@ r_i = ‖Δ_i‖/|h_i|, and with ρ the median of the reports
 θ_min = 1 sends everything ("tight scaling"). Noise is never more than FedOAG's at the same state, 1/κ ≤ B/γ.
 
 Knows: its own h at each device; the server learns who is active and the ratios r_i.
-Does not know: channel statistics on any side, h at the server. Its reports depend on |h_i| and tell the server much of
-it, as `otafl check fedoag-plus` says.
+Does not know: channel statistics on any side, h at the server. But its reports depend on |h_i|, and the server can
+infer much of it from them: see `otafl check fedoag-plus`.
 Communicates: d channel uses and one scalar per active device and round; the server broadcasts ρ and κ.
 Departures: none: see docs/algorithms/fedoag-plus.md for its derivation.
 """
@@ -32,7 +31,7 @@ from otafl.core.round import Round
 from otafl.radio.csi import Reports, View
 from otafl.radio.knowledge import Knowledge
 
-NOISE_WEIGHT = 0.01  # of an adaptive γ, against a signal of which only a lower bound is known
+NOISE_WEIGHT = 0.01  # of an adaptive γ; smaller than FedOAG's, since only a lower bound of the signal is known
 
 
 def median(reports: Reports) -> Tensor:
@@ -55,7 +54,7 @@ class FedOAGPlus:
     anchors: Keeping = "kept"
     """How the server keeps the models its devices last received: as they are, or rounded to 16 bits."""
     theta_min: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Least share of its innovation that an active device sends; 1 sends everything, 0 would never drain."""
+    """Smallest share of its innovation that an active device sends; 1 sends everything."""
 
     @property
     def downlink_errors(self) -> bool:
@@ -100,7 +99,9 @@ class FedOAGPlus:
         devices = round.broadcast(params, reports.who, state.devices, innovation, unsent=left, stored=kept)
 
         columns = {"unsent_share": (left * active).sum(-1) / num_active}
-        if state.gamma is not None:  # adaptive, by what devices that are just above the threshold would make arrive
+        if (
+            state.gamma is not None
+        ):  # adaptive: the signal that would arrive if all devices were just above the threshold
             columns["gamma"] = state.gamma.clone()
             asked = torch.maximum(middle[:, None], self.theta_min * reports.values)
             sent = (kappa[:, None] * torch.minimum(reports.values, asked)).square().sum(-1)

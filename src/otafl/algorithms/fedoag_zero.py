@@ -9,13 +9,13 @@ e_i what it has kept, both in the unit of a gradient sum:
     θ_i = min(1, √(d E_s)|h_i|/(κ ‖Δ_i‖)),   x̂_i = κ θ_i Δ_i/h_i,   e_i ← (1 − θ_i) Δ_i
     x^{t+1} = x^t + η/(κ m) (Σ_i h_i x̂_i + z)
 
-so that the noise in x^{t+1} has norm ν η B (root mean square) in every world. A device keeps η e_i, so that e_i
-is times η_t/η_{t+1} in the next. What devices report depends on x^t and their data alone.
+so that the noise in x^{t+1} has norm ν η B (root mean square) in every world. A device keeps the product η e_i, so e_i
+grows by η_t/η_{t+1} from round to round. Reports depend on x^t and the device's data only.
 
 Knows: its own h at each device; the server its own receiver noise, and the norms ‖p_i‖ from the handshake.
 Does not know: h at the server, who is near or far, channel statistics on any side.
 Communicates: d channel uses and one scalar per device and round; the server broadcasts κ, B and x^{t+1} to everybody.
-Departures: none: it has no paper. Where there is hardly any noise, κ is as small as a received signal can be.
+Departures: none, since it has no paper. If there is hardly any noise, κ is bounded from below.
 """
 
 import math
@@ -32,7 +32,7 @@ from otafl.core.round import Round
 from otafl.engine.devices import Devices
 from otafl.radio.knowledge import Knowledge
 
-SMALLEST_GAIN = 1e-12  # |h| of a device that would still send everything where there is no noise
+SMALLEST_GAIN = 1e-12  # with no noise, a device with this |h| could still send everything
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class State:
     params: Tensor
     """x^t, [S, P]."""
     devices: Devices
-    """With x^t + η e_i as models: where the server would be if each had sent everything."""
+    """The models x^t + η e_i: the server's model plus what device i has kept."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class FedOAGZero:
     ideal_radio: ClassVar[bool] = False
 
     nu: Annotated[float, Gt(0), Le(1e12)] = 2.5
-    """ν: norm of the noise in a round's step, in units of the largest progress; without dimension."""
+    """Noise level ν: the norm of the noise in a round's step over the largest progress."""
     backlog: Annotated[float, Ge(1), Le(1e12)] = 3.0
-    """b: most that a device may have to send, in units of the largest progress; what exceeds it is forgotten."""
+    """Backlog limit b: the longest vector a device may have to send over the largest progress; the rest is dropped."""
 
     def init(self, problem: Problem) -> State:
         """Nobody has anything to send."""

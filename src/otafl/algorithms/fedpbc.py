@@ -34,7 +34,7 @@ class State:
     params: Tensor
     """x^t, [S, P]."""
     devices: Devices
-    """With their models x_i^t."""
+    """The devices' models x_i^t."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FedPBC:
         return above_threshold(device, problem, self.gamma)
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
-        """Uploads are measured against x^t, only to be added to it again."""
+        """One round; uploads are measured against x^t and added to it again, which changes nothing."""
         active = round.active
         uploads = round.train(state.devices, reference=state.params)
         count = active.sum(-1, keepdim=True)

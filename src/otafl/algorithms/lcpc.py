@@ -1,6 +1,6 @@
 """LCPC: low-complexity power control, one constant for all devices and rounds from channel statistics.
 
-Named beside OPC in the FedOAG paper's Table 1; its exact form is not public, so two candidates are here:
+The FedOAG paper's Table 1 names it beside OPC. Its exact form is not public, so there are two candidates:
 
     truncate:  truncated inversion with a common γ,        a_i = γ where |h_i| ≥ γ/√(d E_s)
     clip:      inversion up to full power, a constant a,   a_i = min(1/a, √(d E_s) |h_i|)
@@ -48,7 +48,7 @@ class LCPC:
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0
-    """G, where norms are clipped."""
+    """Norm bound G, if norms are clipped."""
 
     def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """The constants, from the gains of round 0: `most`, the largest amplitude, and the server's factor."""
@@ -70,7 +70,7 @@ class LCPC:
         return State(problem.initial)
 
     def active(self, device: View, problem: Problem) -> Tensor:
-        """Those who can reach γ; in the clipped form everybody."""
+        """The devices that can reach γ; in the clipped form all of them."""
         full = full_amplitude(device.h, problem)
         return full >= problem.plan["most"][..., None] if self.form == "truncate" else torch.ones_like(full).bool()
 

@@ -5,7 +5,7 @@ X. Gu, K. Huang, J. Zhang, L. Huang, "Fast Federated Learning in the Presence of
 
     i ∈ A: M_i ← x̃_i − x^t;   x^{t+1} = x^t + (η_g/m) Σ_i M_i
 
-Devices hold their M_i and upload its change, the server holds the sum: the same result.
+Devices keep their M_i and upload its change; the server keeps the sum. The result is the same.
 
 Knows: its own h at each device, for who is active.
 Does not know: radio.
@@ -36,9 +36,9 @@ class State:
     params: Tensor
     """x^t, [S, P]."""
     memory: Vectors
-    """M_i."""
+    """Memory M_i of every device."""
     total: Tensor
-    """Σ M_i, at the server, [S, P]."""
+    """Sum Σ M_i, which the server keeps, [S, P]."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class MIFA:
     gamma: Gamma = 1e-9
     """γ decides who is active, as in FedOAG."""
     server_lr: Annotated[float, Gt(0)] = 1.0
-    """η_g."""
+    """Server learning rate η_g."""
 
     def init(self, problem: Problem) -> State:
-        """Start from x^0, remembering nothing."""
+        """Start from x^0, with M_i = 0."""
         return State(problem.initial, problem.vectors(), torch.zeros_like(problem.initial))
 
     def active(self, device: View, problem: Problem) -> Tensor:

@@ -1,7 +1,7 @@
-"""OPC: optimised power control, the power split that minimises the error of every round's mean.
+"""OPC: optimised power control, which minimises the error of every round's mean.
 
-X. Cao, G. Zhu, J. Xu, K. Huang, "Optimized Power Control for Over-the-Air Computation in Fading Channels", 2020, its
-optimum for known channels applied in each round. With c_i = √(d E_s) |h_i| and b_i = min(1, a c_i)
+X. Cao, G. Zhu, J. Xu, K. Huang, "Optimized Power Control for Over-the-Air Computation in Fading Channels", 2020: its
+optimum for known channels, in each round. With c_i = √(d E_s) |h_i| and b_i = min(1, a c_i)
 
     x̂_i = b_i/(a h_i) u_i,   D̂ = (a/m) (Σ h_i x̂_i + z) = (1/m) Σ b_i u_i + (a/m) z
 
@@ -46,7 +46,7 @@ class OPC:
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0
-    """G, where norms are clipped."""
+    """Norm bound G, if norms are clipped."""
 
     def init(self, problem: Problem) -> State:
         """Start from x^0."""

@@ -1,7 +1,7 @@
 """OTA-FedAvg: FedOAG's truncated uplink without its memory.
 
-Not a published method of its own: what FedOAG is without the postponed broadcast, so that the difference
-between the two is what the gossip is worth. All devices receive x^t at the start of the round, and
+Not a published method: it is FedOAG without the postponed broadcast, so the difference between the two is what
+the gossip is worth. All devices receive x^t at the start of the round, and
 
     x^{t+1} = x^t + η B/(γ|A|) (Σ_{i∈A} h_i x̂_i + z),   Δ_i = (x̃_i − x^t)/η
 
@@ -47,7 +47,7 @@ class OTAFedAvg:
         return above_threshold(device, problem, self.gamma)
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
-        """Active devices train from x^t; the work of silent ones would be thrown away, so they do not."""
+        """Active devices train from x^t. Silent devices do not, since their work would be lost."""
         updates = round.train(state.params, round.active)
         heard = heard_mean(round, updates, self.gamma, round.active)
         params = torch.where(heard.who.any(-1, keepdim=True), state.params + round.lr * heard.mean, state.params)

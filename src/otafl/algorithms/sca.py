@@ -41,13 +41,13 @@ class SCA:
     ideal_radio: ClassVar[bool] = False
 
     omega: Annotated[float, Gt(0)] = 1e-2
-    """ω = L η_eff, the weight of variance in the bound; the weight of bias is m κ²."""
+    """Weight ω = L η_eff of the variance in the bound; the weight of the bias is m κ²."""
     kappa: Annotated[float, Ge(0)] = 1.0
-    """κ, how different devices' gradients are, in units of the norm bound."""
+    """Heterogeneity κ of the devices' gradients, in units of the norm bound."""
     gradient_variance: Annotated[float, Ge(0)] = 0.0
-    """σ_i² of a device's vector, in units of the squared norm bound, the same for all."""
+    """Variance σ_i² of a device's vector in units of the squared norm bound, the same for all devices."""
     design: Literal["optimised", "min-noise", "zero-bias"] = "optimised"
-    """Minimise the bound, or one of the two closed-form designs at its ends."""
+    """Minimise the bound, or use one of the two closed-form designs: least noise, no bias."""
     solver: Literal["exact", "successive"] = "exact"
     """Nested root finding, or successive convex approximation; they find the same optimum."""
     refresh: Literal["never", "every", "oracle"] = "never"
@@ -56,7 +56,7 @@ class SCA:
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0
-    """G, where norms are clipped."""
+    """Norm bound G, if norms are clipped."""
 
     def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
         """γ_i and 1/α of every round."""
@@ -89,11 +89,11 @@ class SCA:
         return State(problem.initial)
 
     def active(self, device: View, problem: Problem) -> Tensor:
-        """Those who can reach their γ_i."""
+        """The devices that can reach their γ_i."""
         return full_amplitude(device.h, problem) >= problem.plan["gamma"]
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
-        """Active devices train from x^t and send; the others' work would be thrown away."""
+        """Active devices train from x^t and send."""
         updates = round.train(state.params, round.active)
         bounded = bound_norms(round, updates, round.active, self.norms, self.norm_limit)
         received = send(round, updates, bounded, round.plan["gamma"])

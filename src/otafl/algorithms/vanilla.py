@@ -1,11 +1,11 @@
-"""Vanilla OTA: everybody inverts its channel, and the weakest one limits all.
+"""Vanilla OTA: every device inverts its channel, and the weakest channel limits all.
 
 K. Yang, T. Jiang, Y. Shi, Z. Ding, "Federated Learning via Over-the-Air Computation", 2020, with one antenna:
 
     weakest:  γ = √(d E_s) min_i |h_i|,           x̂_i = (γ/h_i) Δ_i/B,   D̂ = B/(m γ) (Σ h_i x̂_i + z)
     tight:    γ = √(d E_s) min_i |h_i|/‖Δ_i‖,     x̂_i = (γ/h_i) Δ_i,     D̂ = 1/(m γ) (Σ h_i x̂_i + z)
 
-D̂ is the mean of the Δ_i plus noise, surely; under Rayleigh fading the noise has no variance.
+D̂ is always the mean of the Δ_i plus noise. Under Rayleigh fading the variance of that noise is infinite.
 
 Knows: all h_i at the server, its own h at each device.
 Does not know: channel statistics.
@@ -39,7 +39,7 @@ class Vanilla:
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0
-    """G, where norms are clipped."""
+    """Norm bound G, if norms are clipped."""
 
     def __post_init__(self) -> None:
         if self.rule == "tight" and self.norms == "clip":

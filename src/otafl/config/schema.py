@@ -349,7 +349,7 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
         raise ConfigError(f"radio.antennas: several need a fading law of zero mean (`zero_mean`); {name} is not one")
     if built["imperfect"].block_uses and not getattr(fading, "goes_on", False):
         raise ConfigError(
-            f"imperfect.block_uses: how {name} fading goes on within an upload is not known; rayleigh's is"
+            "imperfect.block_uses: how fading goes on within an upload is known for rayleigh fading only (`goes_on`)"
         )
     return Config(**built)
 

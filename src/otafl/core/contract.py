@@ -33,7 +33,13 @@ ALIGNMENT = 32  # elements: the largest alignment that matrix products ask for
 
 @dataclass(frozen=True)
 class Problem:
-    """The constants of a run, given to a method before round 0."""
+    """The constants of a run, given to a method before round 0: m, d, E_s [J], σ_z² [J] and x^0.
+
+    >>> import otafl, torch
+    >>> problem = otafl.Simulation(otafl.load_config("quick", {"data.name": "digits"}), torch.device("cpu")).problem
+    >>> problem.num_devices, problem.vectors().size == problem.num_params
+    (30, True)
+    """
 
     num_devices: int
     num_params: int
@@ -77,7 +83,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Info:
-    """Diagnostics of one round."""
+    """Diagnostics of one round, which become columns of metrics.csv.
+
+    >>> import torch
+    >>> Info(active=torch.ones(2, 5, dtype=torch.bool), extra={"mine": torch.zeros(2)}).active.shape
+    torch.Size([2, 5])
+    """
 
     active: Tensor
     """Devices that took part, bool [S, M]."""

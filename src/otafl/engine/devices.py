@@ -33,14 +33,14 @@ class Anchors:
     @staticmethod
     def initial(params: Tensor, num_devices: int) -> "Anchors":
         """The anchors of round 0: every device has received x^0 [S, P]."""
-        num_rows = 1 if can_look(params) else num_devices  # on a GPU a row per device: it never fills up
+        num_rows = 1 if can_look(params) else num_devices  # one per device, where more cannot be added later
         pool = pad(params[:, None], (0, 0, 0, num_rows - 1))
         number = torch.full((len(params), num_rows), FREE, device=params.device)
         number[:, 0] = 0
         return Anchors(pool, number, torch.zeros((len(params), num_devices), dtype=torch.int64, device=params.device))
 
     def continued(self, saved: "Anchors") -> "Anchors":
-        """The saved anchors, with at least as many rows as these; a checkpoint from a CPU may have fewer rows."""
+        """The saved anchors, with at least as many rows as these; a checkpoint may have fewer."""
         missing = max(0, self.pool.shape[1] - saved.pool.shape[1])
         return Anchors(pad(saved.pool, (0, 0, 0, missing)), pad(saved.number, (0, missing), value=FREE), saved.slot)
 

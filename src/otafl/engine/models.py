@@ -25,7 +25,11 @@ Init = Literal["kaiming", "torch"]
 
 @dataclass(frozen=True)
 class TaskShape:
-    """What a model must fit: numbers of features and classes, and the image shape where there is one."""
+    """What a model must fit: numbers of features and classes, and the image shape if features are pixels.
+
+    >>> MLP(hidden=(5,)).build(TaskShape(num_features=4, num_classes=3, image_shape=None))[0]
+    Linear(in_features=4, out_features=5, bias=True)
+    """
 
     num_features: int
     num_classes: int

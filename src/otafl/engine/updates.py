@@ -23,6 +23,11 @@ class Updates:
     The reference of device i of seed s is `pool[s, slot[s, i]]`: one model for all (a shared start), one per
     device, or an anchor buffer. An Updates object is valid until one of its tensors is written. The radio
     accepts only the library's own classes, and measures itself what is sent.
+
+    >>> start, slot = torch.zeros(1, 1, 2), torch.zeros(1, 2, dtype=torch.int64)
+    >>> updates = Updates(torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]), start, slot, lr=0.5)
+    >>> updates.norms(torch.tensor([[True, True]]))
+    tensor([[10.,  2.]], dtype=torch.float64)
     """
 
     def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float | Tensor) -> None:

@@ -18,6 +18,10 @@ class View:
     """One side's view of the channel in one round; reading what was not declared raises.
 
     Shapes: `h`, `phase`, `mean_gain` and `distance_m` are [S, M], `h_each` is [S, M, N], `sum_h` [S, N].
+
+    >>> view = View("mine", "device", frozenset({"h"}), {"h": torch.ones(1, 2)})
+    >>> view.h.shape
+    torch.Size([1, 2])
     """
 
     def __init__(self, owner: str, side: str, allowed: frozenset[Quantity], values: Mapping[Quantity, Tensor]) -> None:
@@ -39,7 +43,12 @@ class View:
 
 @dataclass(frozen=True)
 class Reports:
-    """One scalar from each of some devices, received at the server without error."""
+    """One scalar from each of some devices, received at the server without error.
+
+    >>> reports = Reports(torch.tensor([[0.0, 3.0, 2.0]]), torch.tensor([[False, True, True]]))
+    >>> reports.max(), reports.count()
+    (tensor([3.]), tensor([2]))
+    """
 
     values: Tensor
     """Reported values, [S, M]; 0 where no report came."""

@@ -1,4 +1,4 @@
-"""Runs compared: levels with their uncertainty, paired differences by seed, and what cannot be told.
+"""Compares runs: levels with their uncertainty, and paired differences by seed.
 
 Knows: results, statistics.
 Does not know: files.
@@ -22,16 +22,22 @@ from otafl.runs.result import Result
 
 
 def same_world(one: Result, other: Result) -> bool:
-    """Whether a seed is the same world for both: geometry, motion, channel, data, start, noise."""
+    """Whether a seed means the same geometry, motion, channel, data, initial model and noise in both runs."""
     sections = ("data", "partition", "model", "cell", "mobility", "pathloss", "fading", "radio")
     made = [{**result.summary.get("sources", {}), "algorithm": None, "python": None} for result in (one, other)]
     return made[0] == made[1] and all(getattr(one.config, key) == getattr(other.config, key) for key in sections)
 
 
 def comparison(results: Mapping[str, Result], level: float | None = None) -> str:
-    """A table and sentences; the first run is what the others are compared with.
+    """A table, and a sentence for every run but the first, with which it is compared.
 
     `level` is the test accuracy in percent for "rounds to reach"; by default 95 % of the middle run's, rounded down.
+
+    >>> import otafl
+    >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2})
+    >>> results = {name: otafl.run(small.replace({"algorithm.name": name}), device="cpu") for name in ("opc", "fedavg")}
+    >>> comparison(results).splitlines()[0].split()
+    ['test', 'accuracy', '(%)', 'mean', 'over', 'rounds', 'to', 'failed']
     """
     if any("test_accuracy" not in result.metrics for result in results.values()):
         raise OtaflError("compare needs runs that record test accuracy; regression problems have none")
@@ -68,7 +74,7 @@ def comparison(results: Mapping[str, Result], level: float | None = None) -> str
 
 
 def sentences(results: Mapping[str, Result]) -> list[str]:
-    """What seeds tell of every run against the first; one family of tests, corrected for their number."""
+    """A verdict on every run against the first, corrected for their number."""
     base, reference = next(iter(results.items()))
     others = {name: result for name, result in results.items() if result is not reference}
     unpaired = {name: _unpaired(name, result, base, reference) for name, result in others.items()}
@@ -87,7 +93,7 @@ def _reach(rounds: np.ndarray) -> str:
 
 
 def _unpaired(name: str, result: Result, base: str, reference: Result) -> str | None:
-    """Why two runs cannot be compared seed by seed, where they cannot."""
+    """The reason why two runs cannot be compared seed by seed; None if they can."""
     if result.config.experiment.seeds != reference.config.experiment.seeds:
         return f"{name} and {base}: other seeds, so differences are not paired"
     if not same_world(result, reference):

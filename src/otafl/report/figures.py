@@ -1,4 +1,4 @@
-"""Figures of results; matplotlib is imported here only.
+"""Draws figures of results; the only module that imports matplotlib.
 
 Knows: results, colours.
 Does not know: how results came about.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart with any colour vision; line styles repeat the distinction in print.
+# Okabe and Ito's palette, which can be told apart with any colour vision; line styles do the same in print.
 STYLES: dict[str, tuple[str, str]] = {
     "fedavg": ("#000000", "--"),
     "fedoag": ("#0072B2", "-"),
@@ -96,7 +96,7 @@ def save(figure: "Figure", path: Path) -> Path:
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """The numbers behind a figure, beside it."""
+    """Write the numbers of a figure beside it."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return publish(path.with_suffix(".csv"), text.getvalue().encode())
@@ -147,7 +147,7 @@ def accuracy_over_rounds(
 
 
 def _label_ends(axes: "Axes", ends: list[tuple[float, str, str]], last: int, gap: float) -> None:
-    """Write each curve's name at its end, moved apart where they would overlap."""
+    """Write each curve's name at its end, without overlaps."""
     height, bottom = 100.0 + gap, axes.get_ylim()[0]
     for value, label, colour in sorted(ends, reverse=True):
         if value < bottom:

@@ -1,4 +1,4 @@
-"""One HTML file about some runs that opens offline: no script, font or image comes from elsewhere.
+"""Makes one HTML file about some runs; it needs no network.
 
 Knows: results, worlds, a page with its script.
 Does not know: how results came about.
@@ -78,7 +78,7 @@ def report(results: Mapping[str, Result], paths: Mapping[str, str]) -> str:
 
 
 def _curves(result: Result) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of the columns that are shown."""
+    """Mean and standard deviation over seeds of every column that is shown."""
     keep = np.unique(np.linspace(0, len(result.rounds) - 1, MOST_POINTS).astype(int))
     curves: dict[str, Any] = {"rounds": result.rounds[keep].tolist()}
     for name, _, factor in CURVES:
@@ -121,7 +121,7 @@ def _map(result: Result) -> dict[str, Any]:
 
 
 def _devices(result: Result, path: str) -> list[dict[str, float]]:
-    """Per seed and device: data share, uploads and energy."""
+    """Data share, uploads and energy of every seed and device."""
     if not (Path(path) / "devices.csv").exists():  # a result that was never written
         return []
     try:

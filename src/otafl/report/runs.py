@@ -1,4 +1,4 @@
-"""Finished runs, read back from their directories, with names that tell them apart.
+"""Finds the run directories that were named, and gives runs names that tell them apart.
 
 Knows: run directories, sweeps' folders.
 Does not know: what is done with the results.
@@ -16,7 +16,7 @@ RARELY_TOLD = {"experiment.name", "experiment.seeds", "experiment.checkpoint_s",
 
 
 def expand(paths: Iterable[str | Path]) -> list[Path]:
-    """Run directories as they are; folders of sweeps become the runs in them."""
+    """The run directories that paths name; the folder of a sweep stands for all its runs."""
     found: list[Path] = []
     for path in map(Path, paths):
         with readable(path):
@@ -33,7 +33,7 @@ def expand(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def differences(configs: list[Config]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Per configuration, the keys in which they differ; and what they all share."""
+    """For every configuration the keys in which they differ, and the keys that all share."""
     flat = [
         {f"{section}.{key}": value for section, keys in config.to_dict().items() for key, value in keys.items()}
         for config in configs
@@ -45,7 +45,7 @@ def differences(configs: list[Config]) -> tuple[list[dict[str, Any]], dict[str, 
 
 
 def names(configs: list[Config]) -> list[str]:
-    """A short name per run: its method, and what else tells it from the others."""
+    """A name for every run: its method, and the keys that tell it from others of that method."""
     own, _ = differences(configs)
     methods = [config.algorithm.name for config in configs]
     labels = []

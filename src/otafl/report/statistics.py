@@ -1,6 +1,6 @@
-"""Numbers with their uncertainty, over seeds.
+"""Statistics over seeds: estimates with intervals, paired differences, tests.
 
-A seed that failed (its model exploded, or its loss was not finite) is not left out: it counts with an accuracy of 0.
+A seed that failed (its model exploded, or its loss was not finite) counts with an accuracy of 0.
 
 Knows: results of several seeds.
 Does not know: files, figures.
@@ -42,7 +42,13 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: NDArray[np.float64]) -> Estimate:
-    """Mean of independent values, with Student's t for the interval."""
+    """Mean of independent values [n], their standard deviation, and a 95 % interval by Student's t.
+
+    The interval is mean ± t_{0.975, n−1} std/√n.
+
+    >>> print(estimate(np.array([96.0, 97.0, 98.0])))
+    97.00 ± 1.00
+    """
     from scipy.stats import t as student
 
     count = len(values)
@@ -54,25 +60,25 @@ def estimate(values: NDArray[np.float64]) -> Estimate:
 
 
 def error_bar(value: Estimate) -> float:
-    """What a figure shows as uncertainty: the 95 % interval, or the standard deviation of fewer than three seeds."""
+    """Length of an error bar: half the 95 % interval; the standard deviation if there are fewer than three seeds."""
     return 0.0 if value.num_seeds < 2 else value.std if value.num_seeds < 3 else value.half_width
 
 
 def error_bar_text(num_seeds: int) -> str:
-    """What that is, in words."""
+    """The meaning of an error bar, in words."""
     if num_seeds < 2:
         return "one seed"
     return f"± one standard deviation of {num_seeds} seeds" if num_seeds < 3 else f"95 % interval of {num_seeds} seeds"
 
 
 def last_accuracy(result: Result) -> NDArray[np.float64]:
-    """Per seed, the mean test accuracy in percent over the recorded rounds r > T − 50; 0 where the seed failed."""
+    """Test accuracy in percent of every seed, mean over the recorded rounds r > T − 50; 0 if the seed failed; [S]."""
     late = np.flatnonzero(result.rounds > first_averaged(result.config))
     return _accuracy(result, late)
 
 
 def final_accuracy(result: Result) -> NDArray[np.float64]:
-    """Per seed, the test accuracy in percent of the last model; 0 where the seed failed."""
+    """Test accuracy in percent of every seed's last model; 0 if the seed failed; [S]."""
     return _accuracy(result, np.flatnonzero(result.rounds == result.config.experiment.rounds))
 
 
@@ -85,7 +91,7 @@ def _accuracy(result: Result, rows: NDArray[np.intp]) -> NDArray[np.float64]:
 
 
 def paired_difference(one: Result, other: Result) -> Estimate:
-    """Difference of last accuracies by seed, since a seed is the same world for both."""
+    """The difference of last accuracies, paired by seed, since a seed means the same world for both."""
     if one.config.experiment.seeds != other.config.experiment.seeds:
         raise ValueError("paired differences need the same seeds in the same order")
     return estimate(last_accuracy(one) - last_accuracy(other))
@@ -109,7 +115,7 @@ def mean_accuracy(result: Result) -> NDArray[np.float64]:
 
 
 class Comparison(NamedTuple):
-    """A paired difference of one table, and how often chance alone gives one as large anywhere in that table."""
+    """A paired difference in a table, with a p-value adjusted for the size of the table."""
 
     gap: Estimate
     p: float
@@ -119,14 +125,14 @@ class Comparison(NamedTuple):
 
     @property
     def told(self) -> bool:
-        """Whether the seeds separate the two."""
+        """Whether the difference is significant."""
         return self.p < LEVEL
 
 
 def p_value(value: Estimate, bound: float = 0.0) -> float:
-    """Student's two-sided p for a mean that is `bound`; NaN for fewer than two seeds.
+    """Two-sided p of Student's t-test that the mean is `bound`; NaN for fewer than two seeds.
 
-    Values that do not differ have no spread to judge by: then it is the sign test's, 2^{1−n} for n seeds on one side.
+    If all values are equal there is no spread to judge by, and p is that of the sign test, 2^{1−n} for n seeds.
     """
     from scipy.stats import t as student
 
@@ -139,9 +145,9 @@ def p_value(value: Estimate, bound: float = 0.0) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p: below 5 % anywhere with probability at most 5 % where there is nothing to be found.
+    """Holm's adjusted p-values: if there is no effect, one of them is below 5 % with probability at most 5 %.
 
-    However the tests depend on each other. NaN stays, and does not count as a test.
+    This holds however the tests depend on each other. NaN stays, and does not count as a test.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -155,14 +161,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def compared(values: Mapping[str, NDArray[np.float64]], base: str) -> dict[str, Comparison]:
-    """Every row of a table against one of them: values of the same seeds, paired, corrected for their number."""
+    """Compare every row of a table with `base`, paired by seed, with p-values adjusted for their number.
+
+    Args:
+        values: name of a row to its values, one per seed, the same seeds in the same order for all.
+        base: name of the row that the others are compared with.
+
+    >>> found = compared({"a": np.array([1.0, 2.0, 3.0]), "b": np.array([2.0, 3.1, 4.0])}, "a")
+    >>> round(found["b"].gap.mean, 2), found["b"].told
+    (1.03, True)
+    """
     gaps = {name: estimate(value - values[base]) for name, value in values.items() if name != base}
     adjusted = holm([p_value(gap) for gap in gaps.values()])
     return {name: Comparison(gap, p, len(gaps)) for (name, gap), p in zip(gaps.items(), adjusted, strict=True)}
 
 
 def verdict(one: str, other: str, found: Comparison) -> str:
-    """A sentence on whether seeds separate two methods; the difference is one minus other."""
+    """A sentence that says whether the seeds separate two methods; the difference is `one` minus `other`."""
     gap = found.gap
     seeds = f"{gap.num_seeds} seeds" if gap.num_seeds != 1 else "one seed"
     if math.isnan(found.p):

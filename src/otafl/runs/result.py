@@ -35,7 +35,14 @@ ACCURACIES = ("test_accuracy", "validation_accuracy", "mean_accuracy")
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The result of a run."""
+    """The result of a run: what `otafl.run` returns, and `otafl.read_run` reads back from a run directory.
+
+    >>> import otafl
+    >>> small = {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2}
+    >>> result = otafl.run(otafl.load_config("quick", small), device="cpu")
+    >>> result.rounds.tolist(), result.status, len(result.params)
+    ([0, 2], 'complete', 2)
+    """
 
     config: Config
     rounds: NDArray[np.int64]

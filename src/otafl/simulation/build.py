@@ -42,7 +42,14 @@ from otafl.world.data import Dataset, load_dataset
 
 
 class Simulation:
-    """All seeds of a run, ready to make rounds."""
+    """All seeds of a run, ready to make rounds; `otafl.run` is a loop over `step`.
+
+    >>> from otafl.config.schema import load_config
+    >>> sim = Simulation(load_config("quick", {"data.name": "digits", "model.hidden": [8]}), torch.device("cpu"))
+    >>> step = sim.step(sim.init(), 0)
+    >>> step.info.active.shape, step.finite
+    (torch.Size([2, 30]), tensor([True, True]))
+    """
 
     def __init__(
         self,

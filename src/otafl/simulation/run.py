@@ -67,6 +67,10 @@ def run(
         noise: a source of receiver noise that replaces the seeded one.
         observer: called before the first and after every round; see `Observer`.
         fresh: run again in `out-2` (or `-3` …) if `out` already exists.
+
+    >>> small = load_config("quick", {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2})
+    >>> run(small, device="cpu").metrics["test_accuracy"].shape  # [seeds, recorded rounds]
+    (2, 2)
     """
     if not isinstance(config, Config | str | Path):
         raise ConfigError(

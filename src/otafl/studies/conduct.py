@@ -1,7 +1,7 @@
-"""Carry out a study: do what is missing, show how it goes in one place, write the table.
+"""Carries out a study: runs what is missing, shows progress, writes the table.
 
 Knows: studies, executors.
-Does not know: configurations' meaning.
+Does not know: what the runs are about.
 """
 
 import math
@@ -20,28 +20,28 @@ EXECUTORS = ("local", "ray")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a study."""
+    """How a study ended."""
 
     table: Path
     errors: dict[str, str]
     status: int
-    """0, 1 where a run failed, 128 + the signal where it was stopped."""
+    """Exit status: 0, 1 if a run failed, 128 + signal number if it was stopped."""
 
 
 @dataclass(frozen=True)
 class Executor:
-    """Where runs are carried out."""
+    """How and where runs are carried out."""
 
     name: str = "local"
-    """local: worker processes on this machine; ray: tasks on a Ray cluster."""
+    """"local" for worker processes on this machine, "ray" for tasks on a Ray cluster."""
     workers: int | None = None
-    """local: runs at a time; None is one per core, or one on a GPU."""
+    """Runs at a time, for "local"; None is one per core, or one on a GPU."""
     address: str | None = None
-    """ray: the cluster; None starts one on this machine."""
+    """Address of the Ray cluster; None starts one on this machine."""
     cpus: float = 1.0
-    """CPUs of a run, and so its threads: its last digits depend on these, and on nothing else here."""
+    """CPUs of a run, and so its number of threads, on which its last digits depend."""
     gpus: float = 0.0
-    """ray: GPUs of a run, or a fraction of one."""
+    """GPUs of a run, or a fraction of one, for "ray"."""
 
     def __post_init__(self) -> None:
         if self.name not in EXECUTORS:
@@ -66,7 +66,7 @@ class Executor:
 
 
 def conduct(study: Study, device: str = "auto", executor: Executor | None = None, quiet: bool = False) -> Outcome:
-    """Do what is missing of a study."""
+    """Run what is missing of a study."""
     with study.prepared():
         return _conduct(study, device, executor or Executor(), quiet)
 

@@ -1,4 +1,4 @@
-"""Runs on this machine: worker processes that are restarted when they die.
+"""Carries out runs on this machine, in worker processes that are replaced when they die.
 
 Knows: studies, worker processes.
 Does not know: what the runs are about.
@@ -22,31 +22,31 @@ from otafl.signals import caught_signals
 from otafl.studies.study import Study
 from otafl.studies.sweep import Case
 
-MOST_DEATHS = 3  # of workers that were carrying out the same run
+MOST_DEATHS = 3  # deaths of workers with the same run
 POLL_S = 0.2
 
 
 @dataclass
 class Board:
-    """How a study stands; `changed` is called when something happened."""
+    """The state of a study; `changed` is called after every change."""
 
     total: int
     changed: Callable[["Board"], None] = lambda board: None
     finished: int = 0
     running: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Label of a run to rounds done and rounds in all."""
+    """Label of a run to its rounds done and its total rounds."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Run directory's name to what went wrong."""
+    """Run directory to its error."""
     messages: deque[str] = field(default_factory=deque)
-    """Lines not shown yet."""
+    """Lines that are not printed yet."""
 
     def advance(self, case: Case, rounds: int) -> None:
-        """So many rounds of a run are done."""
+        """Note how many rounds of a run are done."""
         self.running[case.label] = (rounds, case.config.experiment.rounds)
         self.changed(self)
 
     def settle(self, case: Case, report: Mapping[str, Any]) -> None:
-        """A run has ended as its worker's last report says."""
+        """Note how a run ended, from its worker's last report."""
         self.running.pop(case.label, None)
         if "error" in report:
             self.errors[case.folder] = report["error"]
@@ -59,7 +59,7 @@ class Board:
 
 
 class Stopped(Exception):
-    """The study was asked to stop; every run has a checkpoint."""
+    """A signal stopped the study; every run has a checkpoint."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -67,7 +67,7 @@ class Stopped(Exception):
 
 
 class _Worker:
-    """One process, and the case it is at."""
+    """A worker process and the case it runs."""
 
     def __init__(self, log: IO[bytes], threads: int) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -77,7 +77,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=log,
             env=environment,
-            start_new_session=True,  # Ctrl-C is the parent's
+            start_new_session=True,  # so that Ctrl-C reaches the parent only
         )
         self.case: Case | None = None
         self._rest = b""
@@ -85,12 +85,12 @@ class _Worker:
     def give(self, case: Case, task: dict[str, Any]) -> None:
         self.case = case
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died: its output ends, which is noticed
+        with contextlib.suppress(BrokenPipeError):  # it died, which the end of its output shows
             self.process.stdin.write(json.dumps(task).encode() + b"\n")
             self.process.stdin.flush()
 
     def close(self) -> None:
-        """Make sure that it is gone, and close the pipes."""
+        """Kill the process if it still runs, and close its pipes."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -100,7 +100,7 @@ class _Worker:
                     pipe.close()
 
     def reports(self) -> list[dict[str, Any]] | None:
-        """What it has told since; None where its output has ended."""
+        """The reports since the last call; None if its output has ended."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 65536)
         if not data:
@@ -110,7 +110,7 @@ class _Worker:
 
 
 def carry_out(study: Study, cases: list[Case], board: Board, workers: int, device: str, threads: int) -> None:
-    """Do the cases, several at a time; what goes wrong is in `board.errors`, and the others go on."""
+    """Run the cases, several at a time; errors are noted in `board.errors`, and other runs go on."""
     waiting, deaths = deque(cases), dict.fromkeys((case.folder for case in cases), 0)
     selector = selectors.DefaultSelector()
     crew: list[_Worker] = []
@@ -185,7 +185,7 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
 
 
 def _dismiss(crew: list[_Worker], interrupted: bool, patience_s: float = 60.0) -> None:
-    """Let idle workers go, and have busy ones write a checkpoint first."""
+    """End the workers; busy ones write a checkpoint first."""
     for worker in crew:
         assert worker.process.stdin is not None
         if interrupted:

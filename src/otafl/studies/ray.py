@@ -1,8 +1,8 @@
-"""Runs on a Ray cluster: one task per run, retried when its node dies, continued from its checkpoint.
+"""Carries out runs on a Ray cluster: one task per run, retried when its node dies.
 
-Where a node sees the study's folder (shared storage, or the same machine), the run directory lies there and a retried
-run continues from its last checkpoint. Where it does not, the run happens in a temporary folder of the node, its
-files come back with the result, and a retry begins anew.
+If a node sees the study's folder (shared storage, or the same machine), the run directory is there, and a retried run
+continues from its last checkpoint. If not, the run is made in a temporary folder of the node, its files come back with
+the result, and a retry begins anew.
 
 Knows: studies, Ray.
 Does not know: what the runs are about.
@@ -34,7 +34,7 @@ TOKEN = ".ray-token"
 def carry_out(
     study: Study, cases: list[Case], board: Board, address: str | None, device: str, cpus: float, gpus: float
 ) -> None:
-    """Do the cases on a cluster; what goes wrong is in `board.errors`, and the others go on."""
+    """Run the cases on a cluster; errors are noted in `board.errors`, and other runs go on."""
     try:
         import ray
     except ImportError as error:
@@ -82,7 +82,7 @@ def carry_out(
                             board.advance(case, progress[case.label])
             if stop:
                 for reference in waiting:
-                    ray.cancel(reference)  # an interrupt in the worker: it writes a checkpoint first
+                    ray.cancel(reference)  # the worker writes a checkpoint first
                 ray.wait(list(waiting), num_returns=len(waiting), timeout=30)
                 raise Stopped(stop[0])
     finally:
@@ -91,7 +91,7 @@ def carry_out(
 
 
 def _check_resources(nodes: list[dict[str, Any]], cpus: float, gpus: float) -> None:
-    """Refuse what no node has: Ray itself would wait for ever."""
+    """Refuse resources that no node has, for which Ray would wait for ever."""
     for resource, wanted, option in (("CPU", cpus, "--cpus"), ("GPU", gpus, "--gpus")):
         most = max((node["Resources"].get(resource, 0.0) for node in nodes if node["Alive"]), default=0.0)
         if wanted > most:
@@ -104,7 +104,7 @@ def _check_resources(nodes: list[dict[str, Any]], cpus: float, gpus: float) -> N
 
 
 def _check_address(address: str | None) -> None:
-    """Refuse at once an address where nobody answers: Ray itself would try for minutes."""
+    """Refuse an address where nobody answers, which Ray would try for minutes."""
     if address is None or address == "auto":
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -133,7 +133,7 @@ def _settle(ray: Any, reference: Any, case: Case, study: Study, board: Board) ->
 
 
 class _News:
-    """Progress of all runs, in one place."""
+    """An actor that collects the progress of all runs."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, int] = {}
@@ -146,7 +146,7 @@ class _News:
 
 
 def _task(job: dict[str, Any], place: str, sight: tuple[str, str], label: str, news: Any) -> dict[str, Any]:
-    """What a node does: one run."""
+    """Carry out one run on a node."""
     from otafl.studies.worker import carry_out as run_one
 
     def tell(message: dict[str, Any]) -> None:

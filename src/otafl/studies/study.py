@@ -1,4 +1,4 @@
-"""A folder of runs: what is done, what is missing, and one tidy table of all.
+"""The folder of a study: which runs are done, which are missing, and one table of all.
 
     sweep.json        the axes and, per run directory, its place on them
     runs/LABEL-HASH/  run directories
@@ -6,7 +6,7 @@
     workers.log       what workers wrote on their standard error
 
 Knows: cases, run directories.
-Does not know: who carries runs out.
+Does not know: how runs are carried out.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Study:
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
-        """Make the folder, write what it is for, and keep other processes from working in it meanwhile."""
+        """Make the folder, write sweep.json, and lock the folder inside the `with` block."""
         index = {
             "name": self.sweep.name,
             "axes": self.sweep.axes,
@@ -60,7 +60,7 @@ class Study:
             yield
 
     def summary(self, case: Case) -> Mapping[str, Any] | None:
-        """The summary of a finished run, its files verified; None where there is none, or one of other data."""
+        """The summary of a finished run with verified files; None if there is none, or if its data were others."""
         try:
             summary = read_run(self.place(case)).summary
         except RunDirectoryError:
@@ -75,11 +75,11 @@ class Study:
         return sources(case.config, self._loaded.get(key))
 
     def missing(self) -> list[Case]:
-        """Cases that have no finished run; what is wrong with one, whoever tries to continue it will say."""
+        """The cases without a finished run."""
         return [case for case in self.sweep.cases if self.summary(case) is None]
 
     def write_table(self, errors: Mapping[str, str]) -> Path:
-        """table.csv: a row per run and seed; `errors` by run directory's name."""
+        """Write table.csv, a row per run and seed; `errors` maps run directories to what went wrong."""
         axes = list(self.sweep.axes)
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")

@@ -15,7 +15,7 @@
     set = { "training.lr" = 0.03 }
     drop = ["algorithm.gamma"]                       # this axis does not apply there: one run instead of several
 
-Seeds are no axis: they are one batch within a run (`experiment.seeds`).
+Seeds are not an axis, since all seeds of a run are one batch (`experiment.seeds`).
 
 Knows: sweep files, configurations.
 Does not know: how runs are carried out.
@@ -44,12 +44,12 @@ class Case:
     """One run of a sweep."""
 
     axes: Mapping[str, Any]
-    """Axis to the value or label it has here; without the axes that do not apply."""
+    """Axis to the value or label of this run, without axes that do not apply."""
     config: Config
 
     @property
     def label(self) -> str:
-        """Its place on the axes, for people."""
+        """Its values on the axes, to be shown."""
         return ", ".join(_word(value) for value in self.axes.values()) or self.config.experiment.name
 
     @property
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep file says."""
+    """The content of a sweep file, resolved to runs."""
 
     name: str
     cases: tuple[Case, ...]
@@ -93,7 +93,7 @@ def parse_sweep(
     folder: Path = Path(),
     overrides: Mapping[str, Any] | None = None,
 ) -> Sweep:
-    """The sweep of a file's content; relative base files are looked for in `folder`."""
+    """The sweep that a file's content describes; paths of base files are relative to `folder`."""
     for key in content:
         if key not in TOP_LEVEL:
             raise ConfigError(
@@ -207,7 +207,7 @@ def _overrides(rules: Any, axes: Mapping[str, list[Any]], where: str) -> list[_O
 
 
 def _flat(section: Any, where: str, prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: `algorithm.gamma = …` and `"algorithm.gamma" = …` are the same."""
+    """Turn nested tables into dotted keys: `algorithm.gamma = …` and `"algorithm.gamma" = …` mean the same."""
     if not isinstance(section, dict):
         raise ConfigError(f"{where}: must be a table of keys")
     flat: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Hyper-parameters by one rule, the same budget for every method, on seeds and data that are not reported.
+"""Chooses hyper-parameters by one rule and budget for every method, on seeds and data that are not reported.
 
 The axes of a sweep named in `[tune] over` are searched; every combination of the other axes gets its own choice:
 
@@ -48,9 +48,9 @@ class Point:
     """One configuration that was tried."""
 
     group: tuple[tuple[str, Any], ...]
-    """Axes that are not searched, and their values."""
+    """The axes that are not searched, with their values."""
     values: tuple[tuple[str, Any], ...]
-    """Axes that are, and theirs."""
+    """The searched axes, with their values."""
     rounds: int
     score: float
     """Validation accuracy in percent."""
@@ -58,7 +58,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found."""
+    """The result of a search."""
 
     points: tuple[Point, ...]
     chosen: Mapping[tuple[tuple[str, Any], ...], Point]
@@ -68,7 +68,7 @@ class Tuned:
 
 
 def settings(sweep: Sweep, where: str) -> dict[str, Any]:
-    """The section [tune], checked, with its defaults."""
+    """The section [tune] with its defaults, checked."""
     for key in sweep.tune:
         if key not in DEFAULTS:
             raise ConfigError(
@@ -102,18 +102,18 @@ Axes = tuple[tuple[str, Any], ...]
 
 
 def _split(case: Case, over: Sequence[str]) -> tuple[Axes, Axes]:
-    """A case's axes that are not searched, and those that are."""
+    """Split a case's axes into those that are not searched and those that are."""
     items = [(axis, _hashable(value)) for axis, value in case.axes.items()]
     return tuple(item for item in items if item[0] not in over), tuple(item for item in items if item[0] in over)
 
 
 def _hashable(value: Any) -> Any:
-    """A value of an axis as one that can be looked up."""
+    """A hashable copy of an axis's value."""
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:
-    """Carry out the search in a folder; what is there already is not run again."""
+    """Carry out the search in a folder; runs that are there already are not made again."""
     chosen = settings(sweep, where)
     search: dict[str, Callable[[Sweep, Path, dict[str, Any], dict[str, Any]], tuple[list[Point], int]]] = {
         "grid": _grid,
@@ -238,7 +238,7 @@ def _edges(point: Point, sweep: Sweep) -> list[str]:
 
 
 def write(tuned: Tuned, sweep: Sweep, folder: Path) -> tuple[Path, Path]:
-    """tuning.csv, every point; chosen.toml, the keys of each group's best as overrides of a sweep file."""
+    """Write tuning.csv with every point, and chosen.toml with each group's best as overrides of a sweep file."""
     axes = list(sweep.axes)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

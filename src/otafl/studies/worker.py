@@ -1,9 +1,9 @@
-"""A worker process: takes runs from its standard input, one JSON line each, and tells on its output how they go.
+"""A worker process: reads runs from its standard input, a JSON line each, and reports on its standard output.
 
 In:  {"config": a resolved configuration as TOML, "out": run directory, "device": "auto", "threads": 1, "plugins": []}
 Out: {"progress": rounds done}, then {"done": status} or {"error": line} or {"stopped": round}
 
-It dies with its parent (after a checkpoint), so that nobody has to look for it.
+It ends with its parent, after a checkpoint.
 
 Knows: how to run a configuration.
 Does not know: what else is running.
@@ -25,15 +25,15 @@ BUSY_PATIENCE_S = 60.0
 def main() -> None:
     """Serve until the input ends."""
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a plug-in prints must not be taken for a report
+    os.dup2(2, 1)  # so that what a plug-in prints is not read as a report
 
     def tell(message: dict[str, Any]) -> None:
         try:
             out.write(json.dumps(message) + "\n")
             out.flush()
-        except BrokenPipeError:  # the parent is gone; SIGTERM will say so too
+        except BrokenPipeError:  # the parent is gone
             os.kill(os.getpid(), signal.SIGTERM)
 
     for line in sys.stdin:
@@ -70,7 +70,7 @@ def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
                 config = Config.from_toml(task["config"])
                 result = run(config, out=task["out"], device=task["device"], observer=observer)
                 return {"done": result.status}
-            except RunBusyError:  # a worker of a study that was killed may still be writing its last checkpoint
+            except RunBusyError:  # another worker may still write its last checkpoint
                 if time.monotonic() > patience:
                     raise
                 time.sleep(0.2)
@@ -83,7 +83,7 @@ def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
             return {"error": "not enough memory; give it fewer seeds or devices, or run fewer at once (--workers)"}
         import traceback
 
-        traceback.print_exc()  # a bug: the other runs go on, and the log has the place
+        traceback.print_exc()  # a bug: the other runs go on
         return {"error": f"{in_a_line(error)} (a bug: the traceback is in workers.log)"}
 
 
@@ -91,7 +91,7 @@ def _die_with_parent() -> None:
     parent = os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died in between
+    if os.getppid() != parent:  # it died before prctl
         sys.exit(1)
 
 

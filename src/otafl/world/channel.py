@@ -47,7 +47,13 @@ class Trajectory:
 def trajectory(
     cell: Cell, mobility: Mobility, pathloss: PathLoss, fading: Fading, num_rounds: int, seed: int, antennas: int = 1
 ) -> Trajectory:
-    """The trajectory of one seed over `num_rounds` rounds; with several receive antennas, after combining."""
+    """The trajectory of one seed over `num_rounds` rounds; with several receive antennas, after combining.
+
+    >>> import otafl
+    >>> c = otafl.load_config("stationary")
+    >>> trajectory(c.cell, c.mobility.spec, c.pathloss.spec, c.fading.spec, 5, seed=0).coeff.shape  # [T, M]
+    (5, 30)
+    """
     streams = Streams(seed)
     shape = (num_rounds, cell.devices)
     start_m = cell.place(streams)

@@ -23,7 +23,11 @@ Loss = Literal["cross_entropy", "half_squared_norm"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples: features [N, F], float32 or float64, and class labels [N]."""
+    """Examples: features [N, F], float32 or float64, and class labels [N], int64.
+
+    >>> len(Split(np.zeros((3, 2), dtype=np.float32), np.array([0, 1, 1])))
+    3
+    """
 
     features: NDArray[np.floating]
     targets: NDArray[np.int64]

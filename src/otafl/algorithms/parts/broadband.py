@@ -41,19 +41,19 @@ class Broadband(ABC):
     ideal_radio: ClassVar[bool] = False
 
     interior_radius_m: Annotated[float, Gt(0)] = 900.0
-    """R, within which devices are scheduled; 0.6 of the paper's cell radius."""
+    """Radius R within which devices are scheduled; 0.6 of the paper's cell radius."""
     form: Literal["energy", "fading", "instantaneous"] = "energy"
     """Who among the scheduled transmits."""
     truncation: Annotated[float, Gt(0)] = 0.5
-    """g, the threshold on the fading power; ½ has the largest effective gain √g e^{−g}."""
+    """Threshold g on the fading power; ½ has the largest effective gain √g e^{−g}."""
     divide_by: Literal["expected", "count"] = "expected"
-    """Expected or actual number of transmitting devices; the latter is known where norms are normalised."""
+    """Divide by the expected or by the actual number of transmitting devices, which needs the handshake."""
     distances: Literal["current", "initial"] = "current"
-    """Whether the server tracks positions or knows those of round 0."""
+    """Whether the server knows the present positions or those of round 0."""
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0
-    """G, where norms are clipped."""
+    """Norm bound G, if norms are clipped."""
 
     def __post_init__(self) -> None:
         if self.divide_by == "count" and self.norms == "clip":

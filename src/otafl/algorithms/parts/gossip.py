@@ -1,4 +1,4 @@
-"""What FedOAG and FedOAG-plus share: devices with anchors, and a threshold γ that is fixed or finds itself.
+"""What FedOAG and FedOAG-plus share: devices with anchors, and a threshold γ, fixed or adaptive.
 
 Knows: γ, anchors.
 Does not know: what is sent, how the server recovers it.
@@ -26,13 +26,13 @@ class State:
     params: Tensor
     """x^t, [S, P]."""
     devices: Devices
-    """With their models x_i^t, and anchors x^{τ_i+1}."""
+    """The devices' models x_i^t and anchors x^{τ_i+1}."""
     gamma: Tensor | None = None
-    """γ_t where it is adaptive, float64 [S]."""
+    """γ_t if it is adaptive, float64 [S]; else None."""
 
 
 def stored(params: Tensor, keeping: Keeping) -> Tensor:
-    """A model as the server keeps it; rounded, it is the devices' anchor, too, so that they send what was lost."""
+    """The model as the server stores it. Devices use the rounded model as their anchor, so rounding is not lost."""
     return params if keeping == "kept" else params.to(getattr(torch, keeping)).to(params.dtype)
 
 
@@ -43,7 +43,7 @@ def first_state(problem: Problem, gamma: Threshold, keeping: Keeping, noise_weig
 
 
 def active_now(state: State, round: Round, gamma: Threshold) -> tuple[float | Tensor, Tensor]:  # noqa: A002
-    """γ of this round, and who is active."""
+    """The γ of this round, and the mask of active devices."""
     if gamma != "adaptive":
         return gamma, round.active
     assert state.gamma is not None

@@ -1,6 +1,6 @@
 """What the memoryless over-the-air methods share: all devices start from x^t, and x^{t+1} = x^t + η D̂.
 
-Where nobody is heard the server keeps x^t, if it can know: with norms "clip" it cannot, and applies the noise.
+If nobody is heard, the server keeps x^t. With norms "clip" it cannot know that, and adds the noise to its model.
 
 Knows: what was received.
 Does not know: how a method chooses amplitudes.
@@ -25,7 +25,7 @@ class State:
 
 
 def move(round: Round, params: Tensor, received: Received, rescale: Tensor) -> tuple[State, Info]:  # noqa: A002
-    """x^{t+1} = x^t + η G c (Σ a_i u_i + z), with c = `rescale` [S]; x^t where the server knows of nobody."""
+    """x^{t+1} = x^t + η G c (Σ a_i u_i + z), c = `rescale` [S]; x^t if the server knows that nobody transmitted."""
     bounded = received.bounded
     factor = torch.where(bounded.known, bounded.limit * rescale, 0.0)
     update = received.sum * factor[:, None].to(received.sum.dtype)

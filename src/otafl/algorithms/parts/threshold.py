@@ -1,14 +1,12 @@
-"""γ that finds itself: the server moves the threshold by what it hears anyway, and broadcasts it.
+"""An adaptive γ: the server adjusts the threshold from what it hears anyway, and broadcasts it.
 
-A low γ lets noise in, a high one keeps devices silent. Both can be told round by round, without any channel law:
+A low γ lets noise in, a high one keeps devices silent. The server can measure both in every round, for any fading:
 
     waiting = (m − |A| + ½)/(|A| + ½)         silent rounds of a device per round in which it is heard
     noise   = weight √d σ_z²/‖signal‖²        how much the noise energy fluctuates, over the energy of the signal
 
-The signal's energy follows from the reported scalars (innovations of different devices taken as orthogonal). γ rises
-while noise > waiting and falls while waiting > noise, by SPEED times their log-ratio; where nobody was heard it is
-halved. It starts where one device alone would make noise = 1. A weight is a method's own constant, the same in every
-world: docs/open-problems.md tells how it was found.
+The signal's energy follows from the reports, if innovations of different devices are orthogonal. γ moves by SPEED times
+the log-ratio of noise and waiting, and is halved if nobody was heard. The weights: docs/open-problems.md.
 
 Knows: how many devices there are, how many are heard, what they report, the server's own receiver noise.
 Does not know: any h_i, channel statistics, what is learnt.
@@ -25,11 +23,11 @@ from otafl.core.contract import Problem
 
 Threshold = Gamma | Literal["adaptive"]
 SPEED = 0.05  # of log γ per round and log-ratio
-MOST = 3.0  # log-ratio beyond which it is not heeded more
+MOST = 3.0  # the log-ratio is clipped here
 
 
 def first_gamma(problem: Problem, weight: float) -> Tensor:
-    """Where one device alone, heard with γ, has noise = 1, float64 [S]."""
+    """The first γ: one device alone, heard with it, has noise = 1; float64 [S]."""
     start = max(_noise(problem, weight) ** 0.5, SMALLEST_GAMMA)
     return torch.full(problem.initial.shape[:1], start, dtype=torch.float64, device=problem.initial.device)
 

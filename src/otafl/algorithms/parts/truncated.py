@@ -24,7 +24,7 @@ from otafl.radio.csi import View
 
 SMALLEST_GAMMA = 1e-25
 Gamma = Annotated[float, Ge(SMALLEST_GAMMA), Le(1e6)]
-"""The pre-scalar; beyond these bounds a received signal in float32 would under- or overflow."""
+"""The pre-scalar; outside this range a received signal would underflow or overflow in float32."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Heard:
     """The mean of the active devices' vectors, as the server recovers it."""
 
     mean: Tensor
-    """[S, P], with noise; meaningless where nobody was active."""
+    """The mean with noise, [S, P]; meaningless if nobody was active."""
     who: Tensor
     """Devices that reported, bool [S, M]."""
     norm_bound: Tensor
@@ -40,23 +40,23 @@ class Heard:
     weights: Tensor
     """1/|A| for the active devices, [S, M]."""
     noise_std: Tensor
-    """Of the mean, per coordinate, [S]."""
+    """Standard deviation of the noise in `mean`, per coordinate, [S]."""
     signal_energy: Tensor
-    """Σ_i ‖γ Δ_i/B‖², what arrived but for the products of different devices' vectors, [S]."""
+    """Σ_i ‖γ Δ_i/B‖², the energy that arrived if different devices' vectors are orthogonal, [S]."""
 
 
 def full_amplitude(h: Tensor, problem: Problem) -> Tensor:
-    """√(d E_s) |h_i|: what arrives of a unit vector sent at full energy."""
+    """√(d E_s) |h_i|: the norm at the server of a vector sent at full energy."""
     return h.abs() * math.sqrt(problem.num_params * problem.symbol_energy_j)
 
 
 def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Tensor:
-    """Line 10: A, a mask, known to the devices; γ may be [S, 1]."""
+    """Line 10: the mask of the active set A, which devices know; γ may be a tensor [S, 1]."""
     return full_amplitude(device.h, problem) >= gamma
 
 
 def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tensor) -> Heard:  # noqa: A002
-    """Lines 12–18: the devices `who` report norms, learn B, and send; γ may be [S]."""
+    """Lines 12–18: the devices `who` report norms, learn B, and send; γ may be a tensor [S]."""
     reports = round.report(vectors.norms(who), who)
     bound, count = reports.max(), reports.count()
     scale = (torch.where(bound > 0, 1 / bound, 0.0) * gamma)[:, None]  # if all norms are 0, nothing is sent

@@ -1,8 +1,8 @@
 """The analog uplink that the memoryless over-the-air methods share.
 
 Device i sends (a_i/h_i) u_i, so that a_i u_i arrives, with an amplitude a_i ≤ √(d E_s) |h_i| and a vector of norm at
-most 1: the energy limit holds surely. What a method decides are the amplitudes, and the factor by which the server
-recovers an average. Two ways to norm at most 1:
+most 1, so the energy limit always holds. A method chooses the amplitudes, and the factor by which the server recovers
+an average. There are two ways to make norms at most 1:
 
 - "normalise": u_i = Δ_i/B, B = max ‖Δ_i‖ over the devices that transmit, by the handshake of FedOAG's Algorithm 1
   (lines 12–15): each reports its norm, the server answers B. The server also learns who transmits.
@@ -39,9 +39,9 @@ class Bounded:
     limit: Tensor
     """B or G, [S]."""
     known: Tensor
-    """Whether the server has reason to move: always where norms are clipped, bool [S]."""
+    """True if the server knows that somebody sent; always true if norms are clipped, bool [S]."""
     reports: Reports | None
-    """The norms ‖Δ_i‖, where they are reported."""
+    """The norms ‖Δ_i‖ if they are reported, else None."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def reach(mean_gain: Tensor, problem: Problem) -> Tensor:
 
 
 def bound_norms(round: Round, updates: Updates, who: Tensor, norms: Norms, norm_limit: float) -> Bounded:  # noqa: A002
-    """The handshake among the devices `who`, or their clipping."""
+    """Make the norms of the devices `who` at most 1, by the handshake or by clipping."""
     mine = updates.norms(who)
     if norms == "clip":
         limit = torch.full_like(mine[:, 0], norm_limit)

@@ -1,4 +1,4 @@
-"""What the paper claims, what was measured, and whether the claim holds.
+"""The paper's claims beside what was measured, each with a verdict.
 
 Knows: the paper's claims, results.
 Does not know: how results came about.
@@ -7,6 +7,7 @@ Does not know: how results came about.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from otafl.report.markdown import markdown
 from otafl.report.statistics import LEVEL, Estimate, estimate, holm, last_accuracy, p_value, paired_difference
 from otafl.runs.result import Result
 
@@ -29,7 +30,7 @@ class Question(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What the paper says, what was measured, the questions it comes down to, and how their answers make a verdict."""
+    """A claim: the paper's words and number, ours, the questions behind it, and how their answers make a verdict."""
 
     text: str
     paper: str
@@ -39,7 +40,7 @@ class Claim(NamedTuple):
 
 
 def claims(results: Results, gammas: Mapping[float, Result], peak: float) -> list[tuple[str, str, str, str]]:
-    """(claim, the paper's number, ours, verdict), from the runs of figures 2 and 3; "cannot be told" is a verdict.
+    """Rows of claim, the paper's number, ours and verdict, from the runs of figures 2 and 3.
 
     `peak` is the γ that was chosen beforehand, on the validation set and other seeds. All questions are one family:
     Holm's correction makes the chance of any false answer in the whole table at most 5 %.
@@ -55,7 +56,7 @@ def claims(results: Results, gammas: Mapping[float, Result], peak: float) -> lis
 
 
 def answer(question: Question, p: float) -> str:
-    """Whether the mean is above the bound, where seeds can tell; p is adjusted."""
+    """The answer to a question, given its adjusted p-value: yes, no, or not known."""
     if not p < LEVEL:  # NaN, too
         return OPEN
     return HOLDS if question.value.mean > question.bound else FAILS
@@ -143,12 +144,8 @@ def together(answers: list[str]) -> str:
 
 def as_markdown(rows: list[tuple[str, str, str, str]], note: str) -> str:
     """The table of claims."""
-    lines = [
-        "| claim | paper | ours: mean ± std over seeds, paired differences with 95 % intervals | verdict |",
-        "|---|---|---|---|",
-    ]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([*lines, "", note, ""])
+    header = ("claim", "paper", "ours: mean ± std over seeds, paired differences with 95 % intervals", "verdict")
+    return f"{markdown(header, rows)}\n\n{note}\n"
 
 
 def _list(gaps: list[Estimate]) -> str:

@@ -1,4 +1,4 @@
-"""The paper's figures and tables again, and those that our own methods add: which runs each of them needs.
+"""Which runs each figure and table needs: the paper's, and those that our own methods add.
 
 Hyper-parameters are those that `recipes/comparison.py` chose (validation accuracy after 100 rounds, seeds 100–102, the
 same grid of learning rates for all): see docs/results.md.
@@ -26,7 +26,7 @@ FIGURES = ("fig1", "fig2", "fig3", "fig4", "fig5", "table1", "ablation", "method
 
 @dataclass(frozen=True)
 class Method:
-    """A row of our tables: a method in a form, with the values chosen for it."""
+    """A row of our tables: a method with the values chosen for it."""
 
     label: str
     algorithm: str
@@ -46,7 +46,7 @@ METHODS = {
         Method("SCA", "sca", 0.1, {"omega": 0.03}),
         Method("vanilla", "vanilla", 0.003),
         Method("vanilla, tight", "vanilla", 0.003, {"rule": "tight"}),
-        # the rule leaves nobody out, which makes BB-interior and BB-alternative one method
+        # tuning chose the whole cell, in which BB-interior and BB-alternative are the same
         Method("BB, whole cell", "bb-interior", 0.03, {"interior_radius_m": 1500.0, "truncation": 1.37}),
         Method("OPC", "opc", 0.1, {"renormalise": True}),
         Method("LCPC, truncate", "lcpc", 0.1, {"form": "truncate"}),
@@ -100,7 +100,7 @@ Read = Callable[[Need], Result]
 
 
 def needs(figure: str, quick: bool) -> list[Need]:
-    """The runs of one figure or table; none for those that are drawn without."""
+    """The runs that one figure or table needs; some need none."""
 
     def of(labels: tuple[str, ...], regimes: tuple[str, ...] = ("stationary",)) -> list[Need]:
         return [

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from otafl.report.figures import LABELS, SPARE_STYLES, STYLES, drawing, save, write_csv
+from otafl.report.markdown import markdown
 from otafl.report.statistics import (
     Estimate,
     error_bar,
@@ -73,13 +74,8 @@ def _validated(result: Result) -> float:
 
 def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
     """Markdown."""
-    lines = [
-        note,
-        "",
-        "| world | method | best fixed γ | its accuracy (%) | γ found | accuracy (%) "
-        "| difference (points, paired, 95 %) |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ("world", "method", "best fixed γ", "its accuracy (%)", "γ found", "accuracy (%)")
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         best, edge = row.best, " (edge of the grid)" if row.best in (min(row.fixed), max(row.fixed)) else ""
         fixed, own = _accuracy_text(row.fixed[best]), _accuracy_text(row.adaptive)
@@ -87,8 +83,8 @@ def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
         if row.gap.mean < -TOLERATED:
             gap = f"**{gap}**"
         found = f"{row.found:.2g}" if math.isfinite(row.found) else "–"
-        lines.append(f"| {row.world} | {row.method} | {best:.2g}{edge} | {fixed} | {found} | {own} | {gap} |")
-    return "\n".join(lines) + "\n"
+        lines.append((row.world, row.method, f"{best:.2g}{edge}", fixed, found, own, gap))
+    return f"{note}\n\n{markdown((*header, 'difference (points, paired, 95 %)'), lines)}\n"
 
 
 def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
@@ -165,28 +161,22 @@ def _draw_points(axes: "Axes", row: Chosen, points: Mapping[str, Estimate]) -> N
 
 def anchors_table(found: Mapping[tuple[str, str, str], Result], note: str) -> str:
     """Markdown: rows are (γ, method, what the server keeps)."""
-    lines = [
-        note,
-        "",
-        "| world | method | server keeps | models held, mean | most | by the paper's rule "
-        "| memory, mean (float32 models) | B_t, mean | accuracy (%) |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    header = ["world", "method", "server keeps", "models held, mean", "most", "by the paper's rule"]
+    header += ["memory, mean (float32 models)", "B_t, mean", "accuracy (%)"]
+    lines: list[tuple[str, ...]] = []
     for (gamma, method, keeps), result in found.items():
         share = 0.5 if keeps in ("float16", "bfloat16") else 1.0
         accuracy, lost = _accuracy_text(result), len(result.diverged) == len(result.config.experiment.seeds)
         if lost:
             first = min(result.diverged.values())
-            lines.append(f"| {gamma} | {method} | {keeps} | | | | | | diverged, first after round {first} |")
+            lines.append((gamma, method, keeps, *[""] * 5, f"diverged, first after round {first}"))
             continue
         held = result.metrics["anchors"][:, 1:]
         paper = f"{np.nanmean(result.metrics['anchors_paper']):.1f}" if "anchors_paper" in result.metrics else ""
         bound = float(np.nanmean(result.metrics["norm_bound"][:, 1:]))
-        lines.append(
-            f"| {gamma} | {method} | {keeps} | {np.nanmean(held):.1f} | {np.nanmax(held):.0f} | {paper} "
-            f"| {share * np.nanmean(held):.1f} | {bound:.3g} | {accuracy} |"
-        )
-    return "\n".join(lines) + "\n"
+        counts = (f"{np.nanmean(held):.1f}", f"{np.nanmax(held):.0f}", paper, f"{share * np.nanmean(held):.1f}")
+        lines.append((gamma, method, keeps, *counts, f"{bound:.3g}", accuracy))
+    return f"{note}\n\n{markdown(header, lines)}\n"
 
 
 def _accuracy_text(result: Result) -> str:
@@ -260,14 +250,12 @@ def speedup(
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")
         header = ("over", "method", "size", "rounds", "half_width_95", "seeds_that_reach_it", "gradient_steps")
         write_csv(path, header, table)
-        lines = [
-            "| over | method | size | rounds | seeds that reach it | gradient steps |",
-            "|---|---|---|---|---|---|",
-        ]
+        lines = []
         for over, algorithm, size, rounds, width, seeds, steps in table:
-            told = f"{rounds} ± {width} | {seeds} | {float(steps):,.0f}" if seeds[0] != "0" else f"– | {seeds} | –"
-            lines.append(f"| {over} | {LABELS[algorithm]} | {size} | {told} |")
-        return save(figure, path), "\n".join(lines) + "\n"
+            told = (f"{rounds} ± {width}", seeds, f"{float(steps):,.0f}") if seeds[0] != "0" else ("–", seeds, "–")
+            lines.append((over, LABELS[algorithm], str(size), *told))
+        columns = ("over", "method", "size", "rounds", "seeds that reach it", "gradient steps")
+        return save(figure, path), f"{markdown(columns, lines)}\n"
 
 
 def _draw_speedup(axes: "Axes", algorithm: str, results: Mapping[int, Result], level: float, scaled: bool) -> None:

@@ -1,4 +1,4 @@
-"""From the runs of the open problems to their figures and tables.
+"""Makes the figures and tables of the open problems from their runs.
 
 Knows: which run is which point of a figure.
 Does not know: methods, how runs are carried out.

@@ -1,4 +1,4 @@
-"""From the runs of the paper's figures to the figures: run what is missing, then draw.
+"""Reproduces the paper's figures and tables: runs what is missing, then draws.
 
 Knows: which figure needs which runs, how to draw them.
 Does not know: methods.
@@ -31,7 +31,7 @@ from otafl.studies.study import Study
 
 @dataclass(frozen=True)
 class Drawn:
-    """Files that were made, and the status of the runs."""
+    """The files that were made, and the exit status of the runs."""
 
     files: tuple[Path, ...]
     status: int
@@ -40,7 +40,7 @@ class Drawn:
 def reproduce(
     what: Sequence[str], out: Path, quick: bool, overrides: Mapping[str, Any] | None = None, **executor: Any
 ) -> Drawn:
-    """Make some figures or tables; "all" are the paper's and those beside them, "open" those of its open problems."""
+    """Make figures and tables; "all" is the paper's set, "open" is that of its open problems."""
     groups = {"all": FIGURES, "open": OPEN}
     for name in what:
         if name not in (known := [*FIGURES, *OPEN, *groups]):
@@ -77,7 +77,7 @@ def reproduce(
 
 
 def conditions(results: Iterable[Result]) -> str:
-    """What is to be known of some runs, for titles and notes."""
+    """The size of some runs in words, for titles and notes."""
     config = next(iter(results)).config
     rounds, seeds = config.experiment.rounds, len(config.experiment.seeds)
     hidden = getattr(config.model.spec, "hidden", ())

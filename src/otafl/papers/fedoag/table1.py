@@ -1,4 +1,4 @@
-"""The paper's Table 1, who needs which channel knowledge, from the methods' declarations, beside the printed one.
+"""The paper's Table 1, who needs which channel knowledge, made from the methods' declarations.
 
 Knows: declarations, the printed table.
 Does not know: results.
@@ -7,6 +7,7 @@ Does not know: results.
 from otafl import registry
 from otafl.errors import PluginError
 from otafl.radio.knowledge import Knowledge
+from otafl.report.markdown import markdown
 
 COLUMNS = ("h, server", "h, devices", "Λ, server", "Λ, devices", "fading")
 # printed row, and the methods it speaks of; ✓ and × in the order of COLUMNS
@@ -55,7 +56,7 @@ def marks(knowledge: Knowledge) -> str:
 
 def table1() -> str:
     """Table 1 as Markdown: a row per method, and the printed row where it differs."""
-    lines = [f"| method | {' | '.join(COLUMNS)} | printed |", "|---" * 7 + "|"]
+    rows: list[tuple[str, ...]] = []
     notes = []
     for printed, cells, fading, methods in PRINTED:
         for name in methods:
@@ -65,5 +66,6 @@ def table1() -> str:
             else:
                 same = f"{printed}: {' '.join(cells)} {fading}"
                 notes.append(f"- {name}: {NOTES[name]}")
-            lines.append(f"| {name} | {' | '.join(mine)} | {own} | {same} |")
-    return "\n".join([*lines, "", "Where a row differs from the printed one:", *notes])
+            rows.append((name, *mine, own, same))
+    table = markdown(("method", *COLUMNS, "printed"), rows)
+    return "\n".join([table, "", "Where a row differs from the printed one:", *notes])
