@@ -18,7 +18,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "default": {"model.name": "mlp", "model.hidden": [6], "model.init": "torch"},
     "softmax": {"model.name": "softmax"},
     "cnn": {"model.name": "cnn", "model.channels": [2, 3], "data.name": "digits"},
+    "dropout": {
+        "model.name": "cnn",
+        "model.channels": [2],
+        "model.dense": [7],
+        "model.dropout": 0.4,
+        "data.name": "digits",
+    },
+    "resnet": {"model.name": "resnet", "data.name": "digits", "training.local_steps": 2},
 }
+DENSE = ("mlp", "default", "softmax")
 
 
 def config_of(model: str, **overrides: Any) -> otafl.Config:
@@ -35,12 +44,18 @@ def config_of(model: str, **overrides: Any) -> otafl.Config:
     [
         (model, engine)
         for model in MODELS
-        for engine in ("batched", "preactivation")
-        if (model, engine) != ("cnn", "preactivation")
+        for engine in ("batched", "threads", "preactivation")
+        if model in DENSE or engine != "preactivation"
     ],
 )
-def test_fast_engines_equal_the_reference(model: str, engine: str, batches: str) -> None:
+@pytest.mark.parametrize("channels_last_from", [0, 10**9])
+def test_fast_engines_equal_the_reference(
+    model: str, engine: str, batches: str, channels_last_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From shared starts, from own starts, and with some devices not trained."""
+    if channels_last_from and engine != "threads":
+        pytest.skip("it is for threads")
+    monkeypatch.setattr("otafl.engine.training.CHANNELS_LAST_FROM", channels_last_from)
     ends = {}
     for name in ("reference", engine):
         sim = simulate(config_of(model, training__engine=name, training__batches=batches))
@@ -55,7 +70,7 @@ def test_fast_engines_equal_the_reference(model: str, engine: str, batches: str)
         assert torch.allclose(one, other, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("fast", ["batched", "preactivation"])
+@pytest.mark.parametrize("fast", ["batched", "threads", "preactivation"])
 @pytest.mark.parametrize("algorithm", ["fedoag", "ota-fedavg", "fedavg"])
 def test_whole_runs_agree(algorithm: str, fast: str) -> None:
     one, other = (
@@ -175,6 +190,16 @@ class Itemising(nn.Linear):
         return scores * (2.0 if features.sum().item() > 0 else 1.0)
 
 
+class FunctionalDropout(nn.Linear):
+    """Draws from the default generator, unseen by anybody."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(features), 0.5, self.training)
+
+
 def frozen() -> nn.Module:
     module = nn.Sequential(nn.Linear(6, 3))
     module[0].bias.requires_grad_(False)
@@ -184,7 +209,8 @@ def frozen() -> nn.Module:
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        (nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5)), "Dropout.*random numbers"),
+        (nn.Sequential(nn.Linear(6, 3), nn.AlphaDropout(0.5)), "AlphaDropout.*use nn.Dropout"),
+        (FunctionalDropout(), "draws random numbers"),
         (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), "running statistics"),
         (nn.Linear(7, 3), "cannot be trained on features of shape"),
         (nn.Linear(6, 4), "4 class scores for 3 classes"),

@@ -80,10 +80,12 @@ class Training:
     """Learning rate of round t: η_t = η_0/√(1 + t/10), or η_t = η_0."""
     warmup: Annotated[int, Ge(0), Le(10**6)] = 0
     """Number of first rounds in which η_t is multiplied by (t + 1)/warmup."""
-    engine: Literal["auto", "preactivation", "batched", "reference"] = "auto"
-    """How it is computed: "auto" is "preactivation" where that is fast, else "batched"; "reference" is a plain loop."""
-    precision: Literal["float32", "tf32", "float64"] = "float32"
-    """Number type of models and training ("tf32": float32 with TF32 products on a GPU); channels are always float64."""
+    engine: Literal["auto", "preactivation", "layers", "batched", "threads", "reference"] = "auto"
+    """How it is computed; "auto" takes what is fastest for the model: see docs/performance.md. "reference" is a plain
+    loop."""
+    precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
+    """Number type of models and training; channels are always float64. With "tf32" and "bf16" models are float32, and
+    products on a GPU are less precise: TF32, and bfloat16 where the kernels for convolutions do them."""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Momentum μ of local SGD; velocities start at zero in every round."""
     weight_decay: Annotated[float, Ge(0)] = 0.0

@@ -19,7 +19,7 @@ from otafl.engine.objective import Objective
 from otafl.engine.rows import Known, Rows, all_rows, blend_rows, can_look, replace_rows, rows_of
 from otafl.engine.rule import LocalRule
 from otafl.engine.training import Engine, LocalWork, NotRecordable
-from otafl.engine.updates import Updates, own_references, shared_reference
+from otafl.engine.updates import RowUpdates, Updates, own_references, shared_reference
 from otafl.errors import PluginError
 from otafl.radio.air import RECEPTIONS, Air, Channel, IdealAir, Reception, Transmission, check_mask
 from otafl.radio.csi import Reports, View
@@ -27,7 +27,7 @@ from otafl.radio.imperfect import Downlink
 from otafl.radio.vectors import Vectors
 from otafl.random import Streams
 
-SIGNALS = (Updates, FactoredUpdates, Vectors)
+SIGNALS = (Updates, RowUpdates, FactoredUpdates, Vectors)
 """The classes that the radio accepts, since their norms and sums are computed by the library."""
 MOST_REPORTS = 8  # scalars that a device may report in a round: more would not be side information
 
@@ -147,10 +147,11 @@ class Round:
             steps = steps.clamp(0, self._local_steps)
         (rows, mask), batches = self._rows(who), self._batches()
         rule = (self._rule, correction, steps)
+        drops = self._objective.dropout_keys(self._seeds, shape[1], self.t)
         if self._downlink is not None:
-            return self._train_from_received(start, rows, batches, against, rule)
+            return self._train_from_received(start, rows, batches, against, rule, drops)
         work = LocalWork(
-            self._objective, start, rows, batches, self._local_steps, self.lr, mask, against, *rule, who=who
+            self._objective, start, rows, batches, self._local_steps, self.lr, mask, against, *rule, who, drops
         )
         return self._engine.train(work)
 
@@ -262,13 +263,15 @@ class Round:
         batches: Tensor,
         reference: tuple[Tensor, Tensor] | None,
         rule: tuple[LocalRule, Tensor | None, Tensor | None],
+        drops: Tensor | None,
     ) -> Updates:
         """Train from models received with errors; the errors are subtracted from the end points and not sent."""
         assert self._downlink is not None
         num_devices = batches.shape[1]
         errors = self._downlink.errors(int(self.t), start.dim() == 3, start, num_devices)
         received = (start if start.dim() == 3 else start[:, None]) + errors
-        work = LocalWork(self._objective, received, rows, batches, self._local_steps, self.lr, None, None, *rule)
+        parts = (self._objective, received, rows, batches, self._local_steps, self.lr, None, None, *rule)
+        work = LocalWork(*parts, dropout=drops)
         end = self._engine.train(work).end - errors
         shared = shared_reference(start, num_devices) if start.dim() == 2 else own_references(start)
         return Updates(end, *(reference or shared), self.lr)

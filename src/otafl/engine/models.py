@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, Lt
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from otafl.engine.dropout import with_addressed_dropout
 from otafl.errors import ConfigError, PluginError
 from otafl.registry import guarded
 from otafl.world.data import Dataset
@@ -91,29 +92,128 @@ class Softmax:
         return _initialise([nn.Linear(shape.num_features, shape.num_classes)], self.init)
 
 
+def _image_shape(name: str, shape: TaskShape) -> tuple[int, int, int]:
+    """The shape of the images that a convolutional model needs."""
+    _need_classes(name, shape)
+    if shape.image_shape is None:
+        raise ConfigError(f'model.name = "{name}": the data set has no images; use "mlp" or "softmax"')
+    return shape.image_shape
+
+
 @dataclass(frozen=True)
 class CNN:
-    """Small convolutional network: 3 × 3 convolutions with ReLU and 2 × 2 max-pooling, one linear layer."""
+    """Small convolutional network: convolutions with ReLU and 2 × 2 max-pooling, then linear layers."""
 
     channels: tuple[Annotated[int, Ge(1), Le(10**5)], ...] = (16, 32)
     """Output channels of the convolutions."""
+    kernel: Annotated[int, Ge(1), Le(31)] = 3
+    """Width of the convolutions' kernels, an odd number; images are padded with zeros, so that they keep their size."""
+    dense: tuple[Annotated[int, Ge(1), Le(10**6)], ...] = ()
+    """Widths of linear layers with ReLU before the last one."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Probability with which a value is dropped before each linear layer."""
     init: Init = "kaiming"
     """As for "mlp"."""
 
+    def __post_init__(self) -> None:
+        if self.kernel % 2 == 0:
+            raise ConfigError(f"model.kernel = {self.kernel}: must be odd")
+
     def build(self, shape: TaskShape) -> nn.Module:
-        """Convolutions on the image, then a linear layer to class scores."""
-        _need_classes("cnn", shape)
-        if shape.image_shape is None:
-            raise ConfigError('model.name = "cnn": the data set has no images; use "mlp" or "softmax"')
-        inputs, height, width = shape.image_shape
-        layers: list[nn.Module] = [nn.Unflatten(-1, shape.image_shape)]
+        """Convolutions on the image, then linear layers to class scores."""
+        inputs, height, width = image = _image_shape("cnn", shape)
+        layers: list[nn.Module] = [nn.Unflatten(-1, image)]
         for outputs in self.channels:
             if min(height, width) < 2:
-                raise ConfigError(f"model.channels: too many layers for images of {shape.image_shape[1:]} pixels")
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+                raise ConfigError(f"model.channels: too many layers for images of {image[1:]} pixels")
+            layers += [nn.Conv2d(inputs, outputs, self.kernel, padding=self.kernel // 2), nn.ReLU(), nn.MaxPool2d(2)]
             inputs, height, width = outputs, height // 2, width // 2
-        layers += [nn.Flatten(), nn.Linear(inputs * height * width, shape.num_classes)]
-        return _initialise(layers, self.init)
+        layers.append(nn.Flatten())
+        drop = [nn.Dropout(self.dropout)] if self.dropout else []
+        for before, after in pairwise((inputs * height * width, *self.dense)):
+            layers += [*drop, nn.Linear(before, after), nn.ReLU()]
+        last = self.dense[-1] if self.dense else inputs * height * width
+        return _initialise([*layers, *drop, nn.Linear(last, shape.num_classes)], self.init)
+
+
+@dataclass(frozen=True)
+class PflCNN:
+    """The network of pfl-research's CIFAR-10 benchmark: two convolutions, pooling, two linear layers, dropout."""
+
+    dropout: tuple[Annotated[float, Ge(0), Lt(1)], Annotated[float, Ge(0), Lt(1)]] = (0.25, 0.5)
+    """Probabilities with which a value is dropped before the first and before the last linear layer."""
+
+    def build(self, shape: TaskShape) -> nn.Module:
+        """1,626,442 parameters for images of 3 × 32 × 32; Glorot's uniform weights, zero biases."""
+        channels, height, width = image = _image_shape("pfl-cnn", shape)
+        if min(height, width) < 6:
+            raise ConfigError(f'model.name = "pfl-cnn": images of {height} × {width} are too small; 6 × 6 is the least')
+        features = 64 * ((height - 4) // 2) * ((width - 4) // 2)
+        drops = [[nn.Dropout(p)] if p else [] for p in self.dropout]
+        layers = [nn.Unflatten(-1, image), nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()]
+        layers += [nn.MaxPool2d(2), nn.Flatten(), *drops[0], nn.Linear(features, 128), nn.ReLU(), *drops[1]]
+        layers.append(nn.Linear(128, shape.num_classes))
+        for layer in layers:
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                nn.init.xavier_uniform_(layer.weight)
+                assert layer.bias is not None
+                nn.init.zeros_(layer.bias)
+        return nn.Sequential(*layers)
+
+
+class _Block(nn.Module):
+    """A residual block: two convolutions with GroupNorm, and a shortcut, by a 1 × 1 convolution if shapes differ."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, group: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.first_norm = nn.GroupNorm(max(1, outputs // group), outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.second_norm = nn.GroupNorm(max(1, outputs // group), outputs)
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.relu(self.first_norm(self.first(images)))
+        return torch.relu(self.second_norm(self.second(inner)) + self.shortcut(images))
+
+
+RESNETS: dict[int, tuple[tuple[int, ...], int]] = {
+    8: ((16, 32, 64), 1),
+    20: ((16, 32, 64), 3),
+    18: ((64, 128, 256, 512), 2),
+}
+"""Depth to the widths of the stages and the number of blocks in each."""
+
+
+@dataclass(frozen=True)
+class ResNet:
+    """Residual network for small images with GroupNorm, of depth 8, 20 (He et al.'s for CIFAR-10) or 18."""
+
+    depth: Literal[8, 18, 20] = 8
+    """Number of layers with weights; 8 has 77,850 parameters for images of 3 × 32 × 32, 20 has 272 thousand, 18 has 11
+    million."""
+    group: Annotated[int, Ge(1), Le(512)] = 8
+    """Channels of a group that is normalised together."""
+
+    def build(self, shape: TaskShape) -> nn.Module:
+        """A convolution, stages of residual blocks of which all but the first halve the image, mean, linear layer."""
+        channels, height, width = image = _image_shape("resnet", shape)
+        widths, blocks = RESNETS[self.depth]
+        if min(height, width) < 4:
+            raise ConfigError(f'model.name = "resnet": images of {height} × {width} are too small; 4 × 4 is the least')
+        layers: list[nn.Module] = [nn.Unflatten(-1, image), nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)]
+        layers += [nn.GroupNorm(max(1, widths[0] // self.group), widths[0]), nn.ReLU()]
+        inputs = widths[0]
+        for outputs in widths:
+            for number in range(blocks):
+                stride = 2 if number == 0 and outputs != widths[0] else 1
+                layers.append(_Block(inputs, outputs, stride, self.group))
+                inputs = outputs
+        for part in nn.Sequential(*layers).modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, shape.num_classes))
 
 
 class _PointModule(nn.Module):
@@ -156,7 +256,7 @@ def seeded_build(build: Callable[[], nn.Module], key: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise PluginError(f"model: build() returned {type(module).__name__}, must be an nn.Module")
     refuse_unsupported(module)
-    return module.train()
+    return with_addressed_dropout(module).train()
 
 
 class _NoDraws(TorchFunctionMode):
@@ -178,10 +278,11 @@ def without_storage() -> Iterator[None]:
 def refuse_unsupported(module: nn.Module) -> None:
     """Refuse layers whose behaviour is not a function of parameters and input alone."""
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+        alpha = isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout)
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 and (alpha or layer.inplace):
             raise PluginError(
-                f"model: layer {name!r} ({type(layer).__name__}) draws its own random numbers, so runs could "
-                "not be repeated; remove it or set p = 0"
+                f"model: layer {name!r} ({type(layer).__name__}{', in place' if layer.inplace else ''}) is not "
+                "supported; use nn.Dropout, nn.Dropout1d, 2d or 3d, not in place"
             )
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
             raise PluginError(

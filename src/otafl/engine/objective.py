@@ -4,16 +4,20 @@ Knows: the module, its flat layout, losses, evaluation.
 Does not know: devices, rounds, channels.
 """
 
+import copy
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from otafl.engine.dropout import Dropout, fold, keys
 from otafl.engine.fast.head import find_head
+from otafl.engine.fast.layers import Layers, read_layers
 from otafl.engine.models import seeded_build
 from otafl.errors import PluginError
 from otafl.random import Streams
@@ -21,8 +25,14 @@ from otafl.registry import in_a_line
 from otafl.world.data import Dataset, Loss, Split
 
 EVALUATION_IMAGES = 2_000  # images per forward pass
-Precision = Literal["float32", "tf32", "float64"]
-DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
+Precision = Literal["float32", "tf32", "bf16", "float64"]
+DTYPES: dict[Precision, torch.dtype] = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.float32,
+    "float64": torch.float64,
+}
+"""Number type of models; products may be less precise."""
 
 
 def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
@@ -63,18 +73,30 @@ class Objective:
     def __init__(
         self, build: Callable[[], nn.Module], dataset: Dataset, device: torch.device, precision: Precision
     ) -> None:
-        self.device, self.dtype, self.tf32 = device, DTYPES[precision], precision == "tf32"
+        self.device, self.dtype = device, DTYPES[precision]
+        self.tf32, self.bf16 = precision in ("tf32", "bf16"), precision == "bf16"
         self._build = build
         self._module = seeded_build(build, 0).to(device=device, dtype=self.dtype)
+        self._drops = [f"{name}.key" for name, part in self._module.named_modules() if isinstance(part, Dropout)]
+        self._still = copy.deepcopy(self._module).eval() if self._drops else self._module
+        """The module without dropout, for evaluation."""
         self._shapes = {name: value.shape for name, value in self._module.named_parameters()}
         self.num_params = sum(shape.numel() for shape in self._shapes.values())
         self._example_loss = LOSSES[dataset.loss]
         self.classifies = dataset.loss == "cross_entropy"
         self.num_classes = dataset.num_classes
         self.train = self.on_device(dataset.train)
-        self.head = find_head(self._module) if self.train.features.dim() == 2 else None
+        self.head = find_head(self._module) if self.train.features.dim() == 2 and not self._drops else None
         """First layer and rest, if the first layer is linear in the input; else None."""
+        self._threads = threading.local()
+        self.num_values = 0
+        """Values that the layers with weights give for one example: what an engine's speed depends on."""
+        self._bases: dict[tuple[int, ...], Tensor] = {}
         self._try()
+
+    def read_layers(self) -> Layers | None:
+        """The model as layers that the kernels for convolutions know; None if there is another one in it."""
+        return read_layers(self._module, self.train.features[:2], self._drops)
 
     def on_device(self, split: Split) -> Examples:
         """A split as tensors of this objective's device and dtype."""
@@ -89,12 +111,23 @@ class Objective:
         features, targets = self.train.features[:2], self.train.targets[:2]
         try:
             with torch.no_grad():
-                output = self._module(features)
+                output = self._still(features)
+                with torch.random.fork_rng(devices=[]), _counted(self._module) as counts:
+                    one, other = self._module(features), self._module(features)
+                if any(isinstance(part, Dropout) and part.calls > 2 for part in self._module.modules()):
+                    raise PluginError("model: uses a dropout layer twice, which would drop the same values; use two")
+                self.num_values = sum(counts) // (2 * len(features))
+                if not torch.allclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True):
+                    raise PluginError(
+                        "model: gives other outputs for the same input, so it draws random numbers; use layers of "
+                        "nn.Dropout, whose masks are addressed, instead of functions"
+                    )
                 if self.classifies and output.shape[-1] != self.num_classes:
                     raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
                 losses = self._example_loss(output, targets)
             if self.head is None or self.head.layers is None:  # linear layers and ReLU always can
-                vmap(grad(self.loss))(self.unflatten(self.initial((0,))), features[None], targets[None])
+                key = [torch.zeros(1, dtype=torch.int64, device=self.device)] if self._drops else []
+                vmap(grad(self.loss))(self.unflatten(self.initial((0,))), features[None], targets[None], *key)
         except PluginError:
             raise
         except Exception as error:
@@ -122,9 +155,37 @@ class Objective:
             offset += shape.numel()
         return views
 
-    def loss(self, params: dict[str, Tensor], features: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss over a batch: what a local step descends."""
-        return self.output_loss(functional_call(self._module, params, (features,)), targets)
+    def loss(self, params: dict[str, Tensor], features: Tensor, targets: Tensor, key: Tensor | None = None) -> Tensor:
+        """Mean loss over a batch: what a local step descends; dropout needs the step's key."""
+        return self.output_loss(functional_call(self._module, self._with_drops(params, key), (features,)), targets)
+
+    def own_module(self, channels_last: bool) -> tuple[nn.Module, list[str]]:
+        """A copy of the module for this thread, which may replace its parameters; and its buffers of dropout keys.
+
+        It may keep images, and gradients at images, with their channels last in memory: faster on a CPU, if large.
+        """
+        if not hasattr(self._threads, "module"):
+            module = copy.deepcopy(self._module)
+            for part in module.modules():
+                if channels_last and isinstance(part, nn.Conv2d | nn.Flatten | nn.AdaptiveAvgPool2d):
+                    part.register_forward_pre_hook(_to_channels_last)
+            self._threads.module = module
+        return self._threads.module, self._drops
+
+    def _with_drops(self, params: dict[str, Tensor], key: Tensor | None) -> dict[str, Tensor]:
+        """Parameters and, if the model has dropout, a key for each of its layers."""
+        if not self._drops:
+            return params
+        assert key is not None
+        return params | {name: fold(key, layer) for layer, name in enumerate(self._drops)}
+
+    def dropout_keys(self, seeds: tuple[int, ...], num_devices: int, t: int | Tensor) -> Tensor | None:
+        """Keys of every device in round t, int [S, M]; None if the model has no dropout."""
+        if not self._drops:
+            return None
+        if seeds not in self._bases:
+            self._bases[seeds] = torch.tensor([Streams(seed).key("dropout") for seed in seeds], device=self.device)
+        return keys(self._bases[seeds], num_devices, t)
 
     def output_loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Mean loss of a model's output."""
@@ -133,7 +194,7 @@ class Objective:
     def _outputs(self, flat: Tensor, features: Tensor) -> Tensor:
         """Outputs of every row of [S, P] for the same features, [S, N, ·]."""
         if self.head is None or self.head.layers is None:
-            forward = vmap(lambda row: functional_call(self._module, self.unflatten(row), (features,)))
+            forward = vmap(lambda row: functional_call(self._still, self.unflatten(row), (features,)))
             outputs: Tensor = forward(flat)
             return outputs
         weight, bias, rest = self.head.split(flat)
@@ -167,7 +228,7 @@ class Objective:
         """Squared norms ‖∇F(x)‖² at the rows x of [S, P], for F = Σ_n weights_n · loss_n over training images."""
 
         def weighted(params: dict[str, Tensor], weight: Tensor, features: Tensor, targets: Tensor) -> Tensor:
-            output = functional_call(self._module, params, (features,))
+            output = functional_call(self._still, params, (features,))
             return (weight * self._example_loss(output, targets)).sum()
 
         gradient_of = grad(weighted)
@@ -183,6 +244,43 @@ class Objective:
                 start += len(targets)
             result.append(sum(value.to(torch.float64).square().sum() for value in total.values()))
         return torch.stack([torch.as_tensor(value) for value in result])
+
+
+@contextmanager
+def _counted(module: nn.Module) -> Iterator[list[int]]:
+    """Inside the `with` block, collect the number of values that each layer with weights gives."""
+    counts: list[int] = []
+    leaves = [part for part in module.modules() if list(part.parameters(recurse=False))]
+    hooks = [
+        leaf.register_forward_hook(
+            lambda part, inputs, output: counts.append(output.numel() if isinstance(output, Tensor) else 0)
+        )
+        for leaf in leaves
+    ]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _ChannelsLast(torch.autograd.Function):
+    """The same images, channels last in memory, and so their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=torch.channels_last).view_as(images)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope.contiguous(memory_format=torch.channels_last)
+
+
+def _to_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    images = inputs[0]
+    if images.dim() != 4:
+        return inputs
+    return _ChannelsLast.apply(images), *inputs[1:]  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=6)

@@ -7,23 +7,33 @@ Knows: the objective, batches, learning rates.
 Does not know: channels, methods, what becomes of the updates.
 """
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from otafl.engine.dropout import fold
 from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows
 from otafl.engine.rule import PLAIN, LocalRule
-from otafl.engine.updates import Updates, own_references, shared_reference
+from otafl.engine.updates import RowUpdates, Updates, own_references, shared_reference
 
 
 class NotRecordable(Exception):
     """Raised if a round cannot be recorded as a CUDA graph, because it depends on something only the host knows."""
 
 
+# Values that the layers with weights give in one step, from which it pays to train devices one by one on threads, and
+# from which channels lie last in memory. Calibrated on two cores with 18 convolutional networks: below the first, all
+# devices in one batch are as fast or faster, and both are faster than a plain loop.
+THREADS_FROM = 50_000
+CHANNELS_LAST_FROM = 1_000_000
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}  # parameters of the device models trained at once
 
 
@@ -53,6 +63,8 @@ class LocalWork:
     """Number of steps of each device, int [S, M], at most `steps`; None if every device makes all of them."""
     who: Tensor | None = None
     """The mask that the rows were made from."""
+    dropout: Tensor | None = None
+    """Keys of the devices' dropout masks in this round, int [S, M]; None if the model has no dropout."""
 
     @property
     def plain(self) -> bool:
@@ -113,8 +125,9 @@ class ReferenceEngine:
             flat, velocity = start, torch.zeros_like(start)
             for k in range(work.steps if work.counts is None else int(work.counts[s, i])):
                 batch = work.batches[s, i, k % work.batches.shape[2]]
+                key = None if work.dropout is None else fold(work.dropout[s, i], k)
                 flat = flat.detach().requires_grad_(True)
-                loss = work.objective.loss(work.objective.unflatten(flat), features[batch], targets[batch])
+                loss = work.objective.loss(work.objective.unflatten(flat), features[batch], targets[batch], key)
                 (gradient,) = torch.autograd.grad(loss, flat)
                 flat = flat.detach()
                 if not work.plain:
@@ -129,43 +142,122 @@ class ReferenceEngine:
         return work.updates(end)
 
 
-class BatchedEngine:
-    """Trains all devices of all seeds at once with `torch.func`, for any model."""
+Step = Callable[[Tensor, Tensor, Tensor | None], None]
+"""One plain SGD step of some rows, in place: from features [R, B, ...], targets [R, B] and keys for dropout [R]."""
+Steps = Callable[[LocalWork, dict[str, Tensor]], Step]
+"""Makes the steps of some rows from their parameters by name, each [R, ...]."""
+
+
+def batched(work: LocalWork, params: dict[str, Tensor]) -> Step:
+    """Steps of many rows at once with `torch.func`, for any model."""
+    gradient = vmap(grad(work.objective.loss))
+
+    def step(features: Tensor, targets: Tensor, keys: Tensor | None) -> None:
+        more = () if keys is None else (keys,)
+        for name, slope in gradient(params, features, targets, *more).items():
+            params[name].sub_(slope * work.lr)
+
+    return step
+
+
+def one_by_one(work: LocalWork, params: dict[str, Tensor]) -> Step:
+    """Steps of a single row by plain automatic differentiation, as in a hand-written loop."""
+    large = work.objective.num_values * work.batches.shape[3] >= CHANNELS_LAST_FROM
+    module, drops = work.objective.own_module(channels_last=large)
+    parameters = list(module.parameters())
+    for parameter, value in zip(parameters, params.values(), strict=True):
+        parameter.data = value[0]  # shared memory, so that a step on it is a step on the row
+
+    def step(features: Tensor, targets: Tensor, keys: Tensor | None) -> None:
+        if keys is not None:
+            for layer, name in enumerate(drops):
+                module.get_buffer(name).copy_(fold(keys[0], layer))
+        loss = work.objective.output_loss(module(features[0]), targets[0])
+        slopes = torch.autograd.grad(loss, parameters)
+        with torch.no_grad():
+            for parameter, slope in zip(parameters, slopes, strict=True):
+                parameter.data.sub_(slope, alpha=float(work.lr))
+
+    return step
+
+
+class ChunkEngine:
+    """Trains devices in chunks of rows, one chunk after the other or several at a time, one thread for each."""
 
     donates = True
 
+    def __init__(self, steps: Steps = batched, chunk: int = 0, threads: int = 1) -> None:
+        """`steps` carries out the local steps of at most `chunk` rows (0: by the size of the model)."""
+        self._steps, self._chunk, self._threads = steps, chunk, threads
+
     def train(self, work: LocalWork) -> Updates:
         """Every device's update."""
+        index, num_devices = work.rows.index, work.batches.shape[1]
+        if work.start.dim() == 2:  # models are made for devices that train, and for no others
+            ends = work.start[index // num_devices]
+            self._in_parts(work, lambda part: self._train_rows(work, index[part], ends[part]))
+            return RowUpdates(work.start, num_devices, work.rows, ends, work.lr)
         end = work.start if work.overwrites else work.models()
-        features, targets = work.objective.train
-        gradient = vmap(grad(work.objective.loss))
-        models, every_batch = end.flatten(0, 1), work.batches.flatten(0, 1)
-        chunk = max(1, CHUNK_ELEMENTS[end.device.type] // work.objective.num_params)
-        for rows in torch.split(work.rows.index, chunk):
-            if not len(rows):  # nobody trains in this round
-                continue
+        models = end.flatten(0, 1)
+
+        def train(part: slice) -> None:
+            rows = index[part]
             flat = models[rows]
-            start = None if work.plain and not work.rule.clips and work.mask is None else flat.clone()
-            mine = None if work.correction is None else work.correction.flatten(0, 1)[rows]
-            ruled = None if work.plain else Ruled(work, flat, rows, mine)
-            params = work.objective.unflatten(flat)  # views: a step on them is a step on `flat`
-            for k in range(work.steps):
-                batch = every_batch[rows, k % work.batches.shape[2]]
-                with work.objective.products():
-                    slopes = gradient(params, features[batch], targets[batch])
-                for name, slope in slopes.items():
-                    params[name].sub_(slope * work.lr)
-                if ruled is not None:
-                    ruled.follow(k)
-            if work.rule.clips:
-                assert start is not None
-                norms = torch.linalg.vector_norm(flat - start, dim=1, dtype=torch.float64) / work.lr
-                flat = torch.lerp(start, flat, work.rule.factors(norms).to(flat.dtype)[:, None])
-            if work.mask is not None:
-                assert start is not None
-                flat = torch.where(work.mask.flatten()[rows][:, None], flat, start)
+            self._train_rows(work, rows, flat)
             models[rows] = flat
+
+        self._in_parts(work, train)
         return work.updates(end)
+
+    def _in_parts(self, work: LocalWork, train: Callable[[slice], None]) -> None:
+        """Call a function for every chunk of the rows."""
+        chunk = self._chunk or max(1, CHUNK_ELEMENTS[work.start.device.type] // work.objective.num_params)
+        parts = [slice(start, start + chunk) for start in range(0, len(work.rows), chunk)]
+        if self._threads > 1:
+            list(_pool(self._threads).map(train, parts))
+        else:
+            for part in parts:
+                train(part)
+
+    def _train_rows(self, work: LocalWork, rows: Tensor, flat: Tensor) -> None:
+        """Train some rows' models [R, P] in place."""
+        (features, targets), batches = work.objective.train, work.batches.flatten(0, 1)
+        start = None if work.plain and not work.rule.clips and work.mask is None else flat.clone()
+        mine = None if work.correction is None else work.correction.flatten(0, 1)[rows]
+        ruled = None if work.plain else Ruled(work, flat, rows, mine)
+        step = self._steps(work, work.objective.unflatten(flat))  # on views: a step on them is a step on `flat`
+        keys = None if work.dropout is None else work.dropout.flatten()[rows]
+        for k in range(work.steps):
+            batch = batches[rows, k % work.batches.shape[2]]
+            with work.objective.products():
+                step(features[batch], targets[batch], None if keys is None else fold(keys, k))
+            if ruled is not None:
+                ruled.follow(k)
+        if work.rule.clips:
+            assert start is not None
+            norms = torch.linalg.vector_norm(flat - start, dim=1, dtype=torch.float64) / work.lr
+            flat.copy_(torch.lerp(start, flat, work.rule.factors(norms).to(flat.dtype)[:, None]))
+        if work.mask is not None:
+            assert start is not None
+            flat.copy_(torch.where(work.mask.flatten()[rows][:, None], flat, start))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that each compute on one core."""
+    started, before = threading.Barrier(threads + 1), torch.get_num_threads()
+
+    def start() -> None:
+        torch.set_num_threads(1)  # of this thread, but also what a thread takes over when it first computes
+        torch.get_num_threads()  # which is now
+        started.wait()
+
+    pool = ThreadPoolExecutor(threads, initializer=start)
+    for _ in range(threads):
+        pool.submit(int)
+    started.wait()
+    torch.set_num_threads(before)
+    return pool
 
 
 class Ruled:

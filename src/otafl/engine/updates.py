@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otafl.engine.fast import kernels
-from otafl.engine.rows import Rows, all_rows, rows_of
+from otafl.engine.rows import Rows, all_rows, can_look, rows_of
 from otafl.errors import PluginError
 from otafl.radio.vectors import Vectors
 
@@ -161,6 +161,62 @@ class Updates:
                 "these updates are no longer valid: a model they are measured from was overwritten; take norms and "
                 "sums before round.broadcast()"
             )
+
+
+class RowUpdates(Updates):
+    """Updates of devices that started from one model, with the models of those alone that trained."""
+
+    def __init__(self, start: Tensor, num_devices: int, rows: Rows, ends: Tensor, lr: float | Tensor) -> None:
+        """Start [S, P], the rows that trained and their end points [N, P]."""
+        self._rows, self._ends = rows, ends
+        self._position = torch.full((len(start) * num_devices,), -1, device=start.device)
+        self._position[rows.index] = torch.arange(len(rows), device=start.device)
+        super().__init__(start, *shared_reference(start, num_devices), lr)
+
+    @property
+    def end(self) -> Tensor:
+        """Devices' models after local training, [S, M, P], written out when asked for."""
+        self._check()
+        models = self._end[:, None, :].repeat(1, self._slot.shape[1], 1)
+        models.flatten(0, 1)[self._rows.index] = self._ends
+        return models
+
+    def _masked_norms(self, who: Tensor) -> Tensor:
+        """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
+        if can_look(who):
+            return super()._masked_norms(who)
+        norms = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
+        for start, stop, difference in self._differences(self._rows):
+            index = self._rows.index[start:stop]
+            norms[index] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
+        return torch.where(who, norms.view(who.shape), 0.0)
+
+    def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
+        """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""
+        if can_look(who):
+            return super()._masked_sum(weights, who)
+        total = torch.zeros_like(self._end)
+        for start, stop, difference in self._differences(self._rows):
+            index = self._rows.index[start:stop]
+            silent = ~who.flatten()[index]  # must not count even if they hold NaN
+            mine = weights.flatten()[index].masked_fill(silent, 0.0)
+            total.index_add_(0, index // who.shape[1], difference.masked_fill_(silent[:, None], 0.0) * mine[:, None])
+        return total
+
+    def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield (start, stop, end − start) for chunks of some rows; `start` and `stop` are positions in `rows`."""
+        chunk = max(1, CHUNK_ELEMENTS[self._ends.device.type] // self._ends.shape[1])
+        for start in range(0, len(rows), chunk):
+            index = rows.index[start : start + chunk]
+            place = self._position[index]
+            difference = self._ends[place] if rows is self._rows else self._ends[place.clamp(min=0)]
+            difference.sub_(self._end[index // rows.num_devices])
+            if rows is not self._rows:
+                difference.masked_fill_((place < 0)[:, None], 0.0)
+            yield start, start + len(index), difference
+
+    def _current_versions(self) -> tuple[int, ...]:
+        return self._end._version, self._ends._version, self._slot._version
 
 
 def shared_reference(params: Tensor, num_devices: int) -> tuple[Tensor, Tensor]:

@@ -23,11 +23,12 @@ from otafl.core.round import Round
 from otafl.core.state import parts_of, tensors_of
 from otafl.engine.batches import shared_sampler
 from otafl.engine.devices import Devices
+from otafl.engine.fast.layerwise import layer_engine
 from otafl.engine.fast.preactivation import PreactivationEngine, suits
 from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
 from otafl.engine.rows import Known, Schedule
-from otafl.engine.training import BatchedEngine, Engine, ReferenceEngine
+from otafl.engine.training import THREADS_FROM, ChunkEngine, Engine, ReferenceEngine, one_by_one
 from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.radio.air import Air, Channel, EnergyGuard, IdealAir
 from otafl.radio.csi import View
@@ -114,7 +115,8 @@ class Simulation:
         self.sampler = shared_sampler(
             self.seeds, self.shares, training.local_steps, training.batch_size, training.batches, device
         )
-        self._engine = self._choose_engine()
+        self.engine_name = self._choose_engine()
+        self._engine = self._engine_of(self.engine_name)
         self.problem = Problem(
             num_devices=config.cell.devices,
             num_params=num_params,
@@ -280,22 +282,42 @@ class Simulation:
     def _who(self) -> str:
         return f"algorithm {self.config.algorithm.name}"
 
-    def _choose_engine(self) -> Engine:
-        training = self.config.training
+    def _choose_engine(self) -> str:
+        """The name of the engine, by a rule that depends on the model, the batch and the kind of machine alone."""
+        training, asked = self.config.training, self.config.training.engine
+        if asked == "preactivation" and self.objective.head is None:
+            raise ConfigError(
+                'training.engine = "preactivation": the model does not begin with a linear layer (a submodule) on '
+                'the input; use "auto"'
+            )
         num_images = training.batch_size * (training.local_steps if training.batches == "per_step" else 1)
-        match training.engine:
+        if asked == "preactivation" or (asked == "auto" and suits(self.objective, num_images)):
+            return "preactivation"
+        if asked in ("auto", "layers") and layer_engine(self.objective, training.batch_size) is not None:
+            return "layers"
+        if asked == "layers":
+            raise ConfigError(
+                'training.engine = "layers": its kernels need a GPU, single precision, convolutions, and layers that '
+                'they know; use "auto"'
+            )
+        if asked != "auto":
+            return asked
+        large = self.device.type == "cpu" and self.objective.num_values * training.batch_size >= THREADS_FROM
+        return "threads" if large else "batched"
+
+    def _engine_of(self, name: str) -> Engine:
+        match name:
             case "reference":
                 return ReferenceEngine()
-            case "preactivation" if self.objective.head is None:
-                raise ConfigError(
-                    'training.engine = "preactivation": the model does not begin with a linear layer (a submodule) on '
-                    'the input; use "auto"'
-                )
             case "preactivation":
                 return PreactivationEngine()
-            case "auto" if suits(self.objective, num_images):
-                return PreactivationEngine()
-        return BatchedEngine()
+            case "threads":
+                return ChunkEngine(one_by_one, chunk=1, threads=torch.get_num_threads())
+            case "layers":
+                found = layer_engine(self.objective, self.config.training.batch_size)
+                assert found is not None
+                return found
+        return ChunkEngine()
 
     def _decide(self, channel: dict[Quantity, Tensor]) -> dict[str, Tensor]:
         """The method's plan for all rounds, made from what the server declared to know; each tensor [T, S, ...]."""

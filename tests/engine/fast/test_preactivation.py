@@ -10,7 +10,7 @@ import otafl
 from otafl.engine.devices import Anchors, Devices
 from otafl.engine.fast.head import find_head
 from otafl.engine.fast.preactivation import CHUNK_BYTES, GROUP_IMAGES, FactoredUpdates, PreactivationEngine
-from otafl.engine.training import BatchedEngine
+from otafl.engine.training import ChunkEngine
 from otafl.errors import ConfigError
 from tests.conftest import make_config, simulate
 
@@ -270,9 +270,9 @@ def test_the_engine_is_chosen_by_the_model_and_the_work() -> None:
 
     paper = {"data__features": 784, "model__hidden": [1024], "training__batch_size": 32, "training__local_steps": 10}
     assert isinstance(engine(**paper), PreactivationEngine)
-    assert isinstance(engine(**paper, training__engine="batched"), BatchedEngine)
-    assert isinstance(engine(**{**paper, "training__local_steps": 200}), BatchedEngine)
-    assert isinstance(engine(data__name="digits", model__name="cnn"), BatchedEngine)
+    assert isinstance(engine(**paper, training__engine="batched"), ChunkEngine)
+    assert isinstance(engine(**{**paper, "training__local_steps": 200}), ChunkEngine)
+    assert isinstance(engine(data__name="digits", model__name="cnn"), ChunkEngine)
 
 
 def test_an_engine_that_does_not_fit_is_refused() -> None:

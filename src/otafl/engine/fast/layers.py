@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from otafl.engine.dropout import Dropout, fold
 from otafl.engine.fast import maps
 from otafl.engine.fast.head import is_hooked
 from otafl.engine.fast.maps import Form, Map, Shape, new_map
@@ -37,6 +38,8 @@ class Layer:
     """Name of its module, for its parameters."""
     module: nn.Module | None = None
     relu: bool = False
+    number: int = 0
+    """Number of a dropout layer."""
     users: list["Layer"] = field(default_factory=list)
     form: Form = field(default_factory=Form)
     """How its output lies in memory, where that is images."""
@@ -56,8 +59,13 @@ class Layers:
     layers: list[Layer]
 
     @property
+    def convolutions(self) -> int:
+        """Number of convolutions."""
+        return sum(layer.kind == "conv" for layer in self.layers)
+
+    @property
     def row_elements(self) -> int:
-        """Numbers that a step keeps for one image of a row."""
+        """Values that a step keeps for one image of a row."""
         total = 0
         for layer in self.layers:
             if len(layer.shape) == 3:
@@ -69,10 +77,20 @@ class Layers:
         return total
 
 
-def read_layers(module: nn.Module, features: Tensor) -> Layers | None:
-    """The layers of a model, given some features; None if one is not known."""
+class _Tracer(fx.Tracer):
+    """Does not look into addressed dropout."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, Dropout) or super().is_leaf_module(m, module_qualified_name)
+
+
+def read_layers(module: nn.Module, features: Tensor, drops: list[str]) -> Layers | None:
+    """The layers of a model, given some features; None if one is not known.
+
+    `drops` are the names of the buffers with dropout keys, in the order of their numbers.
+    """
     try:
-        traced = fx.symbolic_trace(module)
+        traced = fx.GraphModule(module, _Tracer().trace(module))
     except Exception:  # a module that cannot be traced can still be trained by another engine
         return None
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
@@ -94,8 +112,13 @@ def read_layers(module: nn.Module, features: Tensor) -> Layers | None:
         layer = _read(module, node, known, shapes)
         if layer is None:
             return None
+        if layer.kind == "drop":
+            layer.number = drops.index(f"{layer.name}.key")
         known[node] = layer
     layers = [layer for layer in dict.fromkeys(known.values()) if layer.kind != "output"]
+    trained = [layer.name for layer in layers if layer.kind in ("conv", "norm", "linear")]
+    if len(set(trained)) < len(trained):  # a layer that is used twice
+        return None
     used = {layer.name for layer in layers}
     if any(name.rpartition(".")[0] not in used for name in names) or layers[-1].kind != "linear" or layers[-1].relu:
         return None
@@ -132,8 +155,10 @@ def _read(
 
 def _kind(part: nn.Module, before: tuple[int, ...], after: tuple[int, ...]) -> str | None:
     """What a module does to an input of a shape; "same" if nothing, None if it is not known."""
-    if isinstance(part, nn.Identity) or (isinstance(part, nn.Dropout) and part.p == 0):
+    if isinstance(part, nn.Identity) or (isinstance(part, Dropout) and part.p == 0):
         return "same"
+    if isinstance(part, Dropout):
+        return "drop" if len(before) == 1 and not part.whole_channels else None
     if type(part) is nn.Conv2d:
         square = len({*part.kernel_size}) == len({*part.stride}) == 1
         pads = not isinstance(part.padding, str) and len({*part.padding}) == 1 and part.padding_mode == "zeros"
@@ -225,8 +250,18 @@ class Steps:
         self._slopes: dict[Layer, Any] = {}
         self._kept: dict[Layer, Any] = {}
 
-    def step(self, features: Tensor, slope_of: Callable[[Tensor], Tensor], lr: float | Tensor) -> None:
-        """One step on features [R, B, ...]; `slope_of` gives the loss gradient at the outputs [R, B, classes]."""
+    def step(
+        self,
+        features: Tensor,
+        slope_of: Callable[[Tensor], Tensor],
+        lr: float | Tensor,
+        keys: Tensor | None = None,
+    ) -> None:
+        """One step on features [R, B, ...]; `slope_of` gives the loss gradient at the outputs [R, B, classes].
+
+        `keys` are those of the dropout masks, int [R].
+        """
+        self._keys = keys
         self._number = features.shape[0] * features.shape[1]
         for layer in self._layers:
             self._values[layer] = self._forward(layer, features)
@@ -263,6 +298,8 @@ class Steps:
             return values[0].images.permute(0, 3, 1, 2).reshape(self._rows, -1, layer.shape[0])
         if layer.kind == "mean":
             return values[0].images.mean((1, 2)).view(self._rows, -1, values[0].channels)
+        if layer.kind == "drop":
+            return self._dropped(layer, values[0])
         if layer.kind == "linear":
             output = torch.baddbmm(self._of(layer, "bias")[:, None], values[0], self._of(layer, "weight").mT)
             return output.relu_() if layer.relu else output
@@ -285,6 +322,12 @@ class Steps:
             scale, offset = self._of(layer, "weight"), self._of(layer, "bias")
             self._kept[layer] = maps.normalise(values[0], scale, offset, extra, out, groups, epsilon, layer.relu)
         return out
+
+    def _dropped(self, layer: Layer, values: Tensor) -> Tensor:
+        """Values or gradients [R, B, features] with some of them dropped."""
+        assert self._keys is not None
+        assert isinstance(layer.module, Dropout)
+        return maps.drop(values, fold(self._keys, layer.number), layer.module.p)
 
     def _fitting(self, layer: Layer, x: Map) -> Map:
         """The input of a convolution, copied onto a grid if it must be and does not lie on one."""
@@ -320,6 +363,8 @@ class Steps:
             scaled = slope * lr
             weight.baddbmm_(scaled.mT, self._values[before], alpha=-1)
             self._of(layer, "bias").sub_(scaled.sum(1))
+        elif layer.kind == "drop" and wanted:
+            self._pass_on(before, self._dropped(layer, slope))
         elif layer.kind == "flatten" and before.kind == "mean":
             self._pass_on(before, slope)
         elif layer.kind == "flatten" and wanted:

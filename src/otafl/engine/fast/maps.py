@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from otafl.engine.dropout import MASK, threshold
+
 try:
     if torch.version.cuda is None and torch.version.hip is None and "TRITON_INTERPRET" not in os.environ:
         raise ImportError  # as in `otafl.engine.fast.kernels`
@@ -25,9 +27,25 @@ try:
 except ImportError:
     triton = None
 
+INTERPRETED = "TRITON_INTERPRET" in os.environ
 PIXELS = 128  # pixels of a tile of a convolution
 PARTS = 4  # shares of a row's pixels in the gradient of a weight
 SMALLEST_TILE = 1024  # least outputs × inputs of a tile of a weight's gradient for which a grid pays
+
+
+def available(values: Tensor) -> bool:
+    """Whether the kernels can be used for float32 values on this device."""
+    return triton is not None and values.dtype == torch.float32 and (values.is_cuda or INTERPRETED)
+
+
+def drop(values: Tensor, keys: Tensor, p: float) -> Tensor:
+    """Values [R, ...] with some of them dropped, by keys [R], as `otafl.engine.dropout` does it."""
+    values = values.contiguous()
+    out, size = torch.empty_like(values), values[0].numel()
+    device.drop[(len(values), triton.cdiv(size, 1024))](
+        values, out, keys & MASK, keys >> 32, size, threshold(p), 1 / (1 - p), SPAN=1024
+    )
+    return out
 
 
 class Form(NamedTuple):
@@ -191,7 +209,7 @@ def convolve_slopes(x: Map, slopes: Map, rows: int, shape: Shape, precision: str
             TensorDescriptor.from_tensor(slopes.pixels, [depth, block]),
             parts, images * x.lines * x.line, (x.form.before - shape.padding) * (x.line + 1),
             slopes.form.before * (slopes.line + 1), x.line, shape.inputs, shape.outputs, kernel, kernel, finer,
-            PARTS, depth, block, across, num_warps=4, num_stages=3,
+            PARTS, images * x.lines * x.line % depth != 0, depth, block, across, num_warps=4, num_stages=3,
         )  # fmt: skip
     else:
         across = min(64, triton.next_power_of_2(size))

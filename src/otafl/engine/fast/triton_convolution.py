@@ -130,6 +130,7 @@ def grid_slopes(
     KW: tl.constexpr,
     PRECISION: tl.constexpr,
     PARTS: tl.constexpr,
+    RAGGED: tl.constexpr,
     BP: tl.constexpr,
     BO: tl.constexpr,
     BC: tl.constexpr,
@@ -144,7 +145,10 @@ def grid_slopes(
     three = tl.zeros((BO, BC), dtype=tl.float32)
     for q in range(part * share, min((part + 1) * share, pixels), BP):
         at = row * pixels + q + base + line * GW
-        left = slopes.load([row * pixels + q + shift, out]).T
+        left = slopes.load([row * pixels + q + shift, out])
+        if RAGGED:  # the last tile reaches into the next row's images
+            left = tl.where((q + tl.arange(0, BP) < pixels)[:, None], left, 0.0)
+        left = left.T
         one = product(left, x.load([at, channel]), one, PRECISION)
         if KW == 3:
             two = product(left, x.load([at + 1, channel]), two, PRECISION)
@@ -350,6 +354,26 @@ def channel_sums(
         inside = (pixel < pixels)[:, None] & (channel < C)[None, :]
         total += tl.load(x + at[:, None] + channel[None, :] * x_channel, mask=inside, other=0.0)
     tl.store(sums + (row * PARTS + part) * C + channel, tl.sum(total, axis=0), mask=channel < C)
+
+
+@triton.jit
+def mix(x):
+    """The hash of `otafl.engine.dropout`."""
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def drop(values, out, low, high, size, threshold, scale, SPAN: tl.constexpr):
+    """Drop some of a row's values, and scale the others."""
+    row, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    inside = place < size
+    bits = mix(mix(place.to(tl.uint32) + tl.load(low + row).to(tl.uint32)) ^ tl.load(high + row).to(tl.uint32))
+    value = tl.load(values + row * size + place, mask=inside, other=0.0)
+    tl.store(out + row * size + place, tl.where(bits >= threshold, value * scale, 0.0), mask=inside)
 
 
 @triton.jit
