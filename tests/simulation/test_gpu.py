@@ -14,6 +14,7 @@ import otafl
 from otafl import registry
 from otafl.algorithms.fedavg import FedAvg
 from otafl.core.metrics import Ledger
+from otafl.engine.fast import preactivation
 from otafl.random import Streams
 from otafl.simulation.graph import Rounds
 from tests.algorithms import small_methods  # noqa: F401 - makes them known
@@ -229,9 +230,50 @@ def test_masked_kernels_are_their_formulas() -> None:
 def test_a_large_cell_of_one_seed_is_trained_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config("fedoag", {**NETWORK, "experiment.seeds": [0], "experiment.rounds": 6})
     whole = otafl.run(config, device="cuda")
-    monkeypatch.setitem(__import__("otafl.engine.fast.preactivation").engine.preactivation.CHUNK_BYTES, "cuda", 2**20)
+    monkeypatch.setitem(preactivation.CHUNK_BYTES, "cuda", 2**20)
     parts = otafl.run(config, device="cuda")
     assert torch.allclose(whole.params, parts.params, rtol=0, atol=1e-4)
+
+
+IMAGES: dict[str, Any] = {
+    "data.name": "digits",
+    "model.name": "cnn",
+    "model.channels": [16, 16],
+    "model.dense": [20],
+    "training.precision": "float32",
+    "training.batch_size": 8,
+    "training.clip": float("inf"),
+}
+NETS: dict[str, dict[str, Any]] = {
+    "cnn": {"model.name": "cnn", "model.channels": [16, 32], "model.kernel": 5, "model.dense": [20]},
+    "dropout": {"model.name": "cnn", "model.channels": [16], "model.dense": [20], "model.dropout": 0.4},
+    "resnet": {"model.name": "resnet"},
+}
+
+
+@pytest.mark.parametrize("start", ["shared", "own"])
+@pytest.mark.parametrize("net", NETS)
+def test_kernels_for_convolutions_equal_the_reference(net: str, start: str) -> None:
+    """To float32's rounding; TF32 and bfloat16 to theirs."""
+    ends = {}
+    for engine, precision in (("reference", "float64"), ("layers", "float32"), ("layers", "tf32"), ("layers", "bf16")):
+        keys = {**IMAGES, **NETS[net], "training.engine": engine, "training.precision": precision}
+        sim = simulate(make_config("fedavg", {**keys, "training.local_steps": 2}), "cuda")
+        models = sim.problem.initial if start == "shared" else sim.problem.devices().models
+        moved = sim.round_at(0).train(models).end - sim.problem.initial[:, None]
+        ends[precision] = moved.double()
+    for precision, allowed in (("float32", 1e-5), ("tf32", 5e-3), ("bf16", 5e-2)):
+        assert float((ends[precision] - ends["float64"]).norm() / ends["float64"].norm()) < allowed, precision
+
+
+def test_float32_means_float32_in_convolutions() -> None:
+    """CuDNN would use TF32 if it were not told otherwise."""
+    ends = []
+    for precision in ("float32", "float64"):
+        keys = {**IMAGES, "training.engine": "batched", "training.precision": precision}
+        sim = simulate(make_config("fedavg", keys), "cuda")
+        ends.append((sim.round_at(0).train(sim.problem.initial).end - sim.problem.initial[:, None]).double())
+    assert float((ends[0] - ends[1]).norm() / ends[1].norm()) < 1e-5
 
 
 RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -247,6 +289,10 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
     "any model, some devices": ("ota-fedavg", {"training.engine": "batched"}),
     "momentum, any model": ("fedavg", {"training.engine": "batched", "training.momentum": 0.5}),
     **{name: (name, {}) for name in ("test-gbma", "test-signs", "test-top-k", "test-antennas")},
+    "convolutions": ("fedavg", IMAGES),
+    "convolutions, own models": ("fedoag", IMAGES),
+    "convolutions, dropout, some devices": ("ota-fedavg", {**IMAGES, "model.dropout": 0.3}),
+    "convolutions, error feedback": ("fedoag-zero", {**IMAGES, "training.clip": 1.0}),
     "corrections, any model": ("test-scaffold", {"training.engine": "batched"}),
 }
 

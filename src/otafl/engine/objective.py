@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -85,9 +86,10 @@ class Objective:
         self._example_loss = LOSSES[dataset.loss]
         self.classifies = dataset.loss == "cross_entropy"
         self.num_classes = dataset.num_classes
-        self.train = self.on_device(dataset.train)
-        self.head = find_head(self._module) if self.train.features.dim() == 2 and not self._drops else None
+        self.head = None if self._drops else find_head(self._module)
         """First layer and rest, if the first layer is linear in the input; else None."""
+        self._shape = self._fitting_shape(dataset)
+        self.train = self.on_device(dataset.train)
         self._threads = threading.local()
         self.num_values = 0
         """Values that the layers with weights give for one example: what an engine's speed depends on."""
@@ -99,12 +101,30 @@ class Objective:
         return read_layers(self._module, self.train.features[:2], self._drops)
 
     def on_device(self, split: Split) -> Examples:
-        """A split as tensors of this objective's device and dtype."""
-        return _on_device(split, self.device, self.dtype)
+        """A split as tensors of this objective's device and dtype, in the shape that the module takes."""
+        features, targets = _on_device(split, self.device, self.dtype)
+        return Examples(features.reshape(len(features), *self._shape), targets)
+
+    def _fitting_shape(self, dataset: Dataset) -> tuple[int, ...]:
+        """The shape of an example that the module takes: as it is, as an image, or as a row."""
+        given = dataset.train.features.shape[1:]
+        rows = (int(np.prod(given)),)
+        if self.head is not None:
+            return rows
+        others = [shape for shape in (dataset.image_shape, rows) if shape is not None and shape != given]
+        for shape in (given, *others):
+            example = torch.from_numpy(dataset.train.features[:1]).to(self.device, self.dtype).reshape(1, *shape)
+            try:
+                with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                    self._module(example)
+            except Exception:  # the shape as it is will say why
+                continue
+            return shape
+        return given
 
     def products(self) -> AbstractContextManager[None]:
-        """Context in which matrix products have this objective's precision."""
-        return _tf32_products() if self.tf32 and self.device.type == "cuda" else nullcontext()
+        """Context in which products, those of convolutions included, have this objective's precision."""
+        return _products(self.tf32) if self.device.type == "cuda" else nullcontext()
 
     def _try(self) -> None:
         """Fail early, in one line, if the module does not fit the data or cannot be trained in a batch."""
@@ -112,9 +132,12 @@ class Objective:
         try:
             with torch.no_grad():
                 output = self._still(features)
+                drops = [part for part in self._module.modules() if isinstance(part, Dropout)]
+                for part in drops:
+                    part.calls = 0
                 with torch.random.fork_rng(devices=[]), _counted(self._module) as counts:
                     one, other = self._module(features), self._module(features)
-                if any(isinstance(part, Dropout) and part.calls > 2 for part in self._module.modules()):
+                if any(part.calls > 2 for part in drops):
                     raise PluginError("model: uses a dropout layer twice, which would drop the same values; use two")
                 self.num_values = sum(counts) // (2 * len(features))
                 if not torch.allclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True):
@@ -291,13 +314,15 @@ def _on_device(split: Split, device: torch.device, dtype: torch.dtype) -> Exampl
 
 
 @contextmanager
-def _tf32_products() -> Iterator[None]:
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
+def _products(tf32: bool) -> Iterator[None]:
+    """Allow TF32 in products or not; cuDNN would use it in convolutions even where nobody asked for it."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = tf32
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 def _chunks(examples: Examples, chunk: int = EVALUATION_IMAGES) -> Iterator[tuple[Tensor, Tensor]]:

@@ -4,6 +4,7 @@ Knows: modules and their layout as flat vectors.
 Does not know: training, devices.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,13 +58,16 @@ class Head:
 
 
 def find_head(module: nn.Module) -> Head | None:
-    """The first layer and the rest, if the first layer is an `nn.Linear` and alone uses the input; else None."""
+    """The first layer and the rest, if the first layer is an `nn.Linear` and alone uses the input; else None.
+
+    Before it the input may be flattened: the features are then rows already.
+    """
     try:
         graph = fx.symbolic_trace(module).graph
     except Exception:  # a module that cannot be traced can still be trained by another engine
         return None
     nodes = list(graph.nodes)
-    first = nodes[0]
+    first = _flattened(module, nodes[0])
     linear = next(iter(first.users), None)
     inputs = sum(node.op == "placeholder" for node in nodes)
     if inputs != 1 or len(first.users) != 1 or linear is None or not _is(module, linear, nn.Linear):
@@ -84,6 +88,45 @@ def find_head(module: nn.Module) -> Head | None:
     if rest is None:
         return None
     return Head(layer.out_features, layer.in_features, layer.bias is not None, _layers(module, linear), rest)
+
+
+def _flattened(module: nn.Module, node: fx.Node) -> fx.Node:
+    """The node that has the input as rows, after layers that only flatten it; the input itself where there are none."""
+    while True:
+        lengths = {user for user in node.users if _is_length(user)}  # x.size(0), or x.shape with its [0]
+        others = [user for user in node.users if user not in lengths]
+        if len(others) != 1 or not _flattens(module, others[0], lengths):
+            return node
+        node = others[0]
+
+
+def _flattens(module: nn.Module, node: fx.Node, lengths: set[fx.Node]) -> bool:
+    """Whether a node gives its input as rows; `lengths` are the nodes that look at the shape of that input."""
+    arguments = (*node.args[1:], *node.kwargs.values())
+    if node.op == "call_module":
+        part = module.get_submodule(str(node.target))
+        plain = type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1)
+        return not lengths and (plain or type(part) is nn.Identity)
+    if node.target in (torch.flatten, "flatten"):
+        return not lengths and arguments in ((1,), (1, -1))
+    if node.target not in ("view", "reshape", torch.reshape) or len(arguments) != 2:
+        return False
+    if not lengths:  # x.view(-1, 784) before a layer with 784 inputs
+        after = next(iter(node.users), None)
+        layer = module.get_submodule(str(after.target)) if after is not None and after.op == "call_module" else None
+        return isinstance(layer, nn.Linear) and arguments == (-1, layer.in_features)
+    (length, *more) = lengths
+    number = next(iter(length.users)) if length.target is getattr else length
+    return not more and bool(arguments == (number, -1)) and list(number.users) == [node]
+
+
+def _is_length(node: fx.Node) -> bool:
+    """Whether a node is x.size(0), or x.shape of which only [0] is used."""
+    if node.op == "call_method":
+        return node.target == "size" and node.args[1:] == (0,)
+    users = list(node.users)
+    shape = node.target is getattr and bool(node.args[1] == "shape") and len(users) == 1
+    return shape and users[0].target is operator.getitem and bool(users[0].args[1] == 0)
 
 
 def _is(module: nn.Module, node: fx.Node, kind: type[nn.Module]) -> bool:
@@ -130,7 +173,7 @@ def _rest(module: nn.Module, linear: fx.Node) -> Callable[[dict[str, Tensor], Te
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in linear.graph.nodes:
-        if node.op == "placeholder":
+        if node.op == "placeholder" or (not copies and node is not linear):  # the input, and what only flattens it
             continue
         copies[node] = graph.placeholder("z") if node is linear else graph.node_copy(node, lambda n: copies[n])
     rest = fx.GraphModule(module, graph)

@@ -17,8 +17,10 @@ import triton.language as tl
 def product(left, right, total, PRECISION: tl.constexpr):
     """Add left · right to `total`; "bf16" rounds both factors first."""
     if PRECISION == "bf16":
-        return tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
-    return tl.dot(left, right, total, input_precision=PRECISION)
+        total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
+    else:
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
