@@ -22,7 +22,8 @@ from otafl.errors import ConfigError, DataError
 from otafl.runs.result import read_run
 from otafl.simulation import memory
 from otafl.world import files
-from otafl.world.files import IMAGE_FILES, MNIST_FILES
+from otafl.world.cifar import DOWNLOADS
+from otafl.world.files import MNIST_FILES
 from tests.conftest import TINY, TINY_GAMMA, make_config
 from tests.test_bad_input import Shell, complaint, shell, tiny  # noqa: F401 - a fixture
 
@@ -159,12 +160,12 @@ class TestDownloads:
 
     def test_an_endless_answer_is_cut(self, endless: str) -> None:
         with pytest.raises(DataError, match="sends more than the 1000000 bytes"):
-            files._download(f"{endless}file", 1_000_000, time.monotonic() + 60)
+            files.downloaded(f"{endless}file", 1_000_000, time.monotonic() + 60)
 
     def test_a_slow_answer_is_given_up(self, endless: str) -> None:
         started = time.monotonic()
         with pytest.raises(TimeoutError):
-            files._download(f"{endless}slow", 1_000_000, started + 0.3)
+            files.downloaded(f"{endless}slow", 1_000_000, started + 0.3)
         assert time.monotonic() - started < 5
 
     def test_the_way_stays_encrypted(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,10 +174,10 @@ class TestDownloads:
 
         monkeypatch.setattr(files.urllib.request, "urlopen", lambda *arguments, **keys: Answer(b"x"))
         with pytest.raises(DataError, match="not encrypted"):
-            files._download("https://here/file", 100, time.monotonic() + 5)
+            files.downloaded("https://here/file", 100, time.monotonic() + 5)
 
     def test_mirrors_are_encrypted(self) -> None:
-        assert all(mirror.startswith("https://") for entry in IMAGE_FILES.values() for mirror in entry.mirrors)
+        assert all(mirror.startswith("https://") for entry in DOWNLOADS.values() for mirror in entry.mirrors)
 
     def test_a_gzip_bomb_is_not_inflated(self, tmp_path: Path) -> None:
         bomb = tmp_path / "train-labels-idx1-ubyte.gz"

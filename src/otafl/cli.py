@@ -495,31 +495,31 @@ def _entries(kind: str) -> list[tuple[str, str]]:
 def data_list() -> None:
     """List data sets and where their files are."""
     from otafl import registry
-    from otafl.world.files import IMAGE_FILES
+    from otafl.world.cifar import DOWNLOADS
 
     for name in registry.names("datasets"):
-        if name not in IMAGE_FILES:
+        if name not in DOWNLOADS:
             print(f"  {name:<18} ready, no files needed")
             continue
-        found = IMAGE_FILES[name].locate()
+        found = DOWNLOADS[name].locate()
         place = next(iter(found.values())).parent if found else None
         print(f"  {name:<18} {f'in {place}' if place else f'not here; otafl data get {name}'}")
 
 
 @data_app.command("get")
-def data_get(name: Annotated[str, typer.Argument(help="mnist or fashion-mnist.")]) -> None:
+def data_get(name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100.")]) -> None:
     """Find or download a data set's files and verify them."""
     from otafl import registry
-    from otafl.world.files import IMAGE_FILES
+    from otafl.world.cifar import DOWNLOADS
 
-    if name not in IMAGE_FILES:
+    if name not in DOWNLOADS:
         if name in registry.names("datasets"):
             print(f"{name} needs no files")
             return
         raise ConfigError(
-            f"data get {name!r}: unknown{registry.nearest(name, IMAGE_FILES)}; there are {', '.join(IMAGE_FILES)}"
+            f"data get {name!r}: unknown{registry.nearest(name, DOWNLOADS)}; there are {', '.join(DOWNLOADS)}"
         )
-    print(f"{name}: verified in {IMAGE_FILES[name].fetch()}")
+    print(f"{name}: verified in {DOWNLOADS[name].fetch()}")
 
 
 @app.command()
@@ -531,13 +531,14 @@ def doctor() -> None:
 
     import torch
 
-    from otafl.world.files import IMAGE_FILES, data_directory
+    from otafl.world.cifar import DOWNLOADS
+    from otafl.world.files import data_directory
 
     print(f"otafl {__version__}, Python {platform.python_version()}, {platform.platform()}")
     for package in ("torch", "numpy", "scipy", "pydantic", "safetensors", "typer", "rich"):
         print(f"  {package:<12} {importlib.metadata.version(package)}")
-    for package, extra in (("matplotlib", "plot"),):
-        missing = importlib.util.find_spec(package) is None
+    for package, extra in (("matplotlib", "plot"), ("pillow", "images"), ("pyarrow", "parquet")):
+        missing = importlib.util.find_spec({"pillow": "PIL"}.get(package, package)) is None
         state = f"missing: pip install otafl[{extra}]" if missing else importlib.metadata.version(package)
         print(f"  {package:<12} {state}")
     print(f"  CPU          {os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
@@ -547,15 +548,19 @@ def doctor() -> None:
             print(f"  CUDA         {torch.cuda.get_device_name(index)}, {memory_gib:.0f} GiB")
     else:
         print("  CUDA         none; runs use the CPU")
+    kernels = (
+        "on this GPU" if torch.cuda.is_available() and importlib.util.find_spec("triton") else "need a GPU and Triton"
+    )
+    print(f"  engines      preactivation, threads, batched, reference; layers (convolutions): {kernels}")
     source = "OTAFL_DATA" if os.environ.get("OTAFL_DATA") else "default; OTAFL_DATA changes it"
     print(f"  data         {data_directory()} ({source})")
     damaged: OtaflError | None = None
-    for name, files in IMAGE_FILES.items():
+    for name, files in DOWNLOADS.items():
         try:
             state = "verified" if files.locate() is not None and files.read() else f"not here; otafl data get {name}"
         except OtaflError as error:
             state, damaged = "damaged", error
-        print(f"  {name:<12} {state}")
+        print(f"  {name:<13} {state}")
     if damaged is not None:
         raise damaged
 

@@ -4,6 +4,7 @@ Knows: layers, initialisation.
 Does not know: training, devices.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -214,6 +215,34 @@ class ResNet:
             if isinstance(part, nn.Conv2d):
                 nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, shape.num_classes))
+
+
+_given: dict[str, nn.Module] = {}  # by digest; the four given last
+
+
+@dataclass(frozen=True)
+class Module:
+    """Module that was given in Python: otafl.run(config, model=net)."""
+
+    digest: str = ""
+    """Digest of the module's layers, code and weights; a run with another one is another run."""
+
+    def build(self, shape: TaskShape) -> nn.Module:
+        """A copy of the module, with its weights."""
+        if self.digest not in _given:
+            raise ConfigError(
+                'model.name = "module": this module was given in Python and is not here; give it again: '
+                "otafl.run(config, model=net)"
+            )
+        return copy.deepcopy(_given[self.digest])
+
+
+def remember(digest: str, module: nn.Module) -> None:
+    """Keep a module, so that `Module` finds it."""
+    _given.pop(digest, None)
+    _given[digest] = module
+    while len(_given) > 4:
+        del _given[next(iter(_given))]
 
 
 class _PointModule(nn.Module):

@@ -25,6 +25,7 @@ from otafl.report.runs import differences
 from otafl.report.statistics import estimate, final_accuracy, last_accuracy
 from otafl.runs.result import Result
 from otafl.simulation.build import Simulation
+from otafl.world.channel import trajectory
 
 MOST_FRAMES = 200  # of the map
 MOST_POINTS = 400  # of a curve
@@ -101,8 +102,8 @@ def _map(result: Result) -> dict[str, Any]:
     import torch
 
     config = result.config.replace({"experiment.seeds": [result.config.experiment.seeds[0]]})
-    sim = Simulation(config, torch.device("cpu"))
-    world = sim.worlds[0]
+    parts = (config.cell, config.mobility.spec, config.pathloss.spec, config.fading.spec, config.experiment.rounds)
+    world = trajectory(*parts, config.experiment.seeds[0], config.radio.antennas)
     frames = np.unique(np.linspace(0, len(world.positions_m) - 1, MOST_FRAMES).astype(int))
     found: dict[str, Any] = {
         "seed": config.experiment.seeds[0],
@@ -110,10 +111,11 @@ def _map(result: Result) -> dict[str, Any]:
         "frames": frames.tolist(),
         "positions": np.round(world.positions_m[frames], 1).tolist(),
     }
-    if sim._active is not None:
-        active = torch.stack([sim._active.at(int(t)).mask[0] for t in frames]).int()
-        found["active"] = active.tolist()
-    with contextlib.suppress(ConfigError):  # of some worlds there is no formula
+    with contextlib.suppress(ConfigError):  # data given in Python, or a world of which there is no formula
+        sim = Simulation(config, torch.device("cpu"))
+        if sim._active is not None:
+            active = torch.stack([sim._active.at(int(t)).mask[0] for t in frames]).int()
+            found["active"] = active.tolist()
         probability = sim.uplink_probability()
         if probability is not None:
             found["probability"] = np.round(probability[frames], 4).tolist()

@@ -23,7 +23,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from otafl.config.schema import CHOSEN, Config
 from otafl.errors import PluginError
@@ -51,6 +51,8 @@ def sources(config: Config, dataset: Dataset | None = None) -> dict[str, str]:
     if "data" in found:
         loaded = dataset or load_dataset(config.data.name, config.data.spec, config.cell.devices)
         found[ARRAYS] = data_digest(loaded)
+    elif hasattr(config.data.spec, "content_digest"):  # the user's own files
+        found[ARRAYS] = config.data.spec.content_digest()
     return found | {"python": PYTHON} if found else {}
 
 
@@ -75,6 +77,27 @@ def data_digest(dataset: Dataset) -> str:
             digest.update(_of_array(array))
     digest.update(_of_array(dataset.owners))
     return digest.hexdigest()
+
+
+def module_digest(module: nn.Module) -> str:
+    """Digest of a module's layers, its user's own code, and its weights."""
+    own = sorted({type(part) for part in module.modules() if not type(part).__module__.startswith("torch.")}, key=str)
+    digest = hashlib.sha256(repr(module).encode())
+    for cls in own:
+        digest.update(f"{cls.__qualname__} {_code_of(cls)}".encode())
+    for name, value in module.state_dict().items():
+        digest.update(name.encode() + _of_array(value.detach().cpu().numpy()))
+    return digest.hexdigest()
+
+
+def _code_of(cls: type) -> str:
+    """Digest of a class's code; of its name only, where there is no source, as for one typed at a prompt."""
+    if cls.__module__.partition(".")[0] == "otafl":
+        return ""
+    try:
+        return code_digest(cls)
+    except PluginError:
+        return ""
 
 
 def _of_array(array: Any) -> bytes:

@@ -305,6 +305,13 @@ class Simulation:
         large = self.device.type == "cpu" and self.objective.num_values * training.batch_size >= THREADS_FROM
         return "threads" if large else "batched"
 
+    def use_engine(self, name: str) -> None:
+        """Go on with the engine with which a run began, whatever the rule says now, unless it cannot be used here."""
+        possible = {"preactivation": self.objective.head is not None}
+        possible["layers"] = layer_engine(self.objective, self.config.training.batch_size) is not None
+        if name != self.engine_name and possible.get(name, name in ("batched", "threads")):
+            self.engine_name, self._engine = name, self._engine_of(name)
+
     def _engine_of(self, name: str) -> Engine:
         match name:
             case "reference":

@@ -21,7 +21,7 @@ from otafl.core.state import tensors_of
 from otafl.engine.fast.preactivation import CHUNK_BYTES, MOST_EXTRA_WORK
 from otafl.engine.models import TaskShape, without_storage
 from otafl.engine.objective import DTYPES, EVALUATION_IMAGES
-from otafl.engine.training import CHUNK_ELEMENTS
+from otafl.engine.training import CHUNK_ELEMENTS, THREADS_FROM
 from otafl.errors import ConfigError
 from otafl.radio.csi import View
 from otafl.radio.knowledge import QUANTITIES, Quantity
@@ -125,11 +125,17 @@ def _channel_bytes(config: Config) -> float:
 
 def _training_bytes(config: Config, sizes: Sizes, model: _Model, own: bool, width: int) -> float:
     """Bytes of batches, activations and gradients of the devices that train at once."""
-    training = config.training
-    devices = len(config.experiment.seeds) * config.cell.devices
+    training, seeds = config.training, len(config.experiment.seeds)
+    devices = seeds * config.cell.devices
+    trained = seeds * (config.cell.cohort or config.cell.devices)
     images = training.batch_size * (training.local_steps if training.batches == "per_step" else 1)
-    batches, all_models = float(BATCHES * devices * images), float(width * devices * model.params)
-    together = 1 if training.engine == "reference" else min(devices, max(1, CHUNK_ELEMENTS["cpu"] // model.params))
+    batches, all_models = float(BATCHES * devices * images), float(width * trained * model.params)
+    one_by_one = training.engine == "threads" or (
+        training.engine == "auto" and model.activations * training.batch_size >= 4 * THREADS_FROM
+    )
+    together = min(trained, max(1, CHUNK_ELEMENTS["cpu"] // model.params))
+    if training.engine == "reference" or one_by_one:
+        together = 1 if training.engine == "reference" else torch.get_num_threads()
     plain = together * width * (training.batch_size * (sizes.features + 4.0 * model.activations) + 3.0 * model.params)
     plain += 0.0 if own else all_models
     extra = images**2 * (2 * sizes.features + model.first)

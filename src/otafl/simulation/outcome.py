@@ -41,6 +41,7 @@ def summarise(
         "wall_s": round(wall_s, 3),
         "rounds_per_s": round(config.experiment.rounds / wall_s, 3) if wall_s > 0 else None,
         "device": describe_device(sim.device),
+        "engine": sim.engine_name,
         "versions": versions(),
         "commit": current_commit(),
         "config": config.digest,

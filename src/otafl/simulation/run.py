@@ -16,20 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from otafl.config.schema import Config, load_config
+from otafl.config.schema import PAPER_PARAMS, Config, load_config
 from otafl.core.metrics import Ledger, Rows, consensus, on_host
 from otafl.core.state import continued, rebuilt, tensors_of
+from otafl.engine import models
 from otafl.errors import ConfigError, OtaflError, RunDirectoryError
 from otafl.radio.noise import NoiseSource
 from otafl.runs.directory import Checkpoint, RunDirectory
-from otafl.runs.identity import is_plugin, name_hash, sources
+from otafl.runs.identity import data_digest, is_plugin, module_digest, name_hash, sources
 from otafl.runs.result import Result, failures, finished_on, read_run, versions
 from otafl.runs.table import Recorder
 from otafl.signals import caught_signals
 from otafl.simulation.build import Simulation, own_models
 from otafl.simulation.graph import Rounds
 from otafl.simulation.outcome import describe_device, devices_csv, summarise
+from otafl.world import own_data
 from otafl.world.data import load_dataset
+from otafl.world.own_data import dataset_of
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ def run(
     out: str | Path | None = None,
     device: str = "auto",
     *,
+    data: Any = None,
     model: nn.Module | None = None,
     noise: NoiseSource | None = None,
     observer: Observer | None = None,
@@ -63,7 +67,9 @@ def run(
         out: a run directory to write, to continue if it was interrupted, or to read if it is complete; None
             writes nothing.
         device: "auto", "cpu" or "cuda".
-        model: a module to use instead of `[model]`; every seed starts from its present weights.
+        data: (X, y, X_test, y_test) to use instead of `[data]`, arrays or tensors, or an `otafl.Dataset`.
+        model: a module to use instead of `[model]`; every seed starts from its present weights. A γ that is the
+            default, which the paper chose for its own network, is scaled with √d.
         noise: a source of receiver noise that replaces the seeded one.
         observer: called before the first and after every round; see `Observer`.
         fresh: run again in `out-2` (or `-3` …) if `out` already exists.
@@ -80,11 +86,13 @@ def run(
         raise ConfigError(f"run(out=...) takes the path of a directory, not a {type(out).__name__}")
     if not isinstance(config, Config):
         config = load_config(config)
+    config, notes = with_objects(config, data, model)
     compute = choose_device(device)
     if out is None:
-        return _fold(Simulation(config, compute, model, noise), None, observer)
-    if model is not None or noise is not None:
-        raise ConfigError("run(out=...) cannot record a model or noise passed as objects; register the model instead")
+        result = _fold(Simulation(config, compute, noise=noise), None, observer)
+        return dataclasses.replace(result, notes=(*notes, *result.notes))
+    if noise is not None:
+        raise ConfigError("run(out=...) cannot record a source of noise that is given as an object")
     place, dataset = fresh_directory(Path(out)) if fresh else Path(out), None
     if is_plugin(config.data.spec):  # its arrays are part of the run's identity
         dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
@@ -96,9 +104,34 @@ def run(
         directory.create()  # only now, so that a failed start leaves nothing behind
         if directory.finished() is not None:  # another process has finished it meanwhile
             return _already_complete(place)
-        for message in messages:
+        for message in (*notes, *messages):
             directory.log(message)
-        return _fold(sim, directory, observer)
+        result = _fold(sim, directory, observer)
+        return dataclasses.replace(result, notes=(*notes, *result.notes))
+
+
+def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Config, tuple[str, ...]]:
+    """A configuration that names the data and the model given as objects by their digests; and notes on changes."""
+    notes: tuple[str, ...] = ()
+    if data is not None:
+        dataset = dataset_of(data)
+        digest = data_digest(dataset)
+        own_data.remember(digest, dataset)
+        config = config.replace({"data.name": "arrays", "data.digest": digest})
+    if model is not None:
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"run(model=...) takes an nn.Module, not a {type(model).__name__}")
+        digest = module_digest(model)
+        models.remember(digest, model)
+        config = config.replace({"model.name": "module", "model.digest": digest})
+        gamma = getattr(config.algorithm.spec, "gamma", None)
+        if isinstance(gamma, float) and gamma == getattr(type(config.algorithm.spec), "gamma", None):
+            size = sum(parameter.numel() for parameter in model.parameters())
+            scaled = float(f"{gamma * (size / PAPER_PARAMS) ** 0.5:.4g}")
+            config = config.replace({"algorithm.gamma": scaled})
+            change = f"for the paper's {PAPER_PARAMS:,} parameters; for this module's {size:,} it is {scaled:g}"
+            notes = (f"algorithm.gamma = {gamma:g} is {change}, so that the same devices are heard",)
+    return config, notes
 
 
 def _already_complete(place: Path) -> Result:
@@ -141,7 +174,9 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     checkpoint = directory.load_checkpoint() if directory is not None else None
     if checkpoint is None or not checkpoint.metrics:  # row 0 is written with the first row after it
         recorder.add(0, on_host(_columns(sim, state, ledger, 0)), [True] * len(sim.seeds))
-    made_with = {**versions(), "device": describe_device(sim.device)}
+    if checkpoint is not None:
+        sim.use_engine(checkpoint.made_with.get("engine", sim.engine_name))
+    made_with = {**versions(), "device": describe_device(sim.device), "engine": sim.engine_name}
     continued = () if checkpoint is None else _changes(checkpoint, made_with)
     if checkpoint is not None:
         first, earlier_s = checkpoint.round, checkpoint.elapsed_s
@@ -155,7 +190,8 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     if directory is not None:
         directory.begin()
         directory.write("metrics.csv", recorder.text)
-        directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
+        where = f"on {describe_device(sim.device)}, engine {sim.engine_name}"
+        directory.log(f"continues from round {first} {where}" if checkpoint else f"starts {where}")
     if observer is not None:
         observer(first, None)
     signals: AbstractContextManager[list[int]] = caught_signals() if directory is not None else nullcontext([])

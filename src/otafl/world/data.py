@@ -4,6 +4,7 @@ Knows: files, splits, standardisation.
 Does not know: devices' shares, models, channels.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
@@ -128,6 +129,15 @@ def _check_split(what: str, split: object, dataset: Dataset) -> None:
         raise PluginError(f"{what} has features that are not finite")
     if dataset.loss == "cross_entropy" and not 0 <= targets.min() <= targets.max() < dataset.num_classes:
         raise PluginError(f"{what} has labels outside 0 … {dataset.num_classes - 1}")
+
+
+def standardised(pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
+    """Bytes [N, channels, height, width] as rows of standardised numbers [N, F]; mean and std are those of 0 … 1."""
+    values = pixels.astype(np.float32)
+    values /= np.float32(255)
+    values -= np.asarray(mean, dtype=np.float32)[:, None, None]
+    values /= np.asarray(std, dtype=np.float32)[:, None, None]
+    return values.reshape(len(values), -1)
 
 
 FILE_IMAGES = 60_000  # images in the training files of MNIST and Fashion-MNIST

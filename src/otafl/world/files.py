@@ -127,7 +127,7 @@ class ImageFiles:
         for mirror in self.mirrors:
             try:
                 for file in self.md5:
-                    content = _download(f"{mirror}{file}.gz", self.size(file) + MARGIN, until)
+                    content = downloaded(f"{mirror}{file}.gz", self.size(file) + MARGIN, until)
                     (folder / f"{file}.gz").write_bytes(content)
                     self._verified(file, folder / f"{file}.gz")
                 return []
@@ -170,7 +170,7 @@ class ImageFiles:
         return []
 
 
-def _download(url: str, most_bytes: int, until: float) -> bytes:
+def downloaded(url: str, most_bytes: int, until: float) -> bytes:
     """Content of a URL; refuses an answer that is too long or too late, or that leaves https on the way."""
     with urllib.request.urlopen(url, timeout=CONNECT_TIMEOUT_S) as answer:
         if url.startswith("https:") and not answer.url.startswith("https:"):
@@ -182,7 +182,7 @@ def _download(url: str, most_bytes: int, until: float) -> bytes:
             if size > most_bytes:
                 raise DataError(f"{url}: sends more than the {most_bytes} bytes that the file can have")
             if time.monotonic() > until:
-                raise TimeoutError(f"not done after {DOWNLOAD_S:g} s")
+                raise TimeoutError("not done in time")
     return b"".join(parts)
 
 

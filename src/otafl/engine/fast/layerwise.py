@@ -30,7 +30,8 @@ def layer_engine(objective: Objective, batch: int) -> ChunkEngine | None:
 
         return step
 
-    return ChunkEngine(steps, chunk=max(1, BUFFER_BYTES // (4 * batch * model.row_elements)))
+    free = torch.cuda.mem_get_info()[0] // 3 if objective.device.type == "cuda" else BUFFER_BYTES
+    return ChunkEngine(steps, chunk=max(1, min(BUFFER_BYTES, free) // (4 * batch * model.row_elements)))
 
 
 def _slopes(scores: Tensor, targets: Tensor) -> Tensor:
