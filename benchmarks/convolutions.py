@@ -12,6 +12,7 @@ operations of all products over the machine's measured rate of a large product.
 import argparse
 import copy
 import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,17 +28,26 @@ from otafl.simulation.graph import Rounds
 NETS: dict[str, dict[str, Any]] = {
     "pfl-cnn": {"model.name": "pfl-cnn", "model.dropout": [0.0, 0.0]},
     "resnet-8": {"model.name": "resnet"},
+    "conv 32-64": {"model.name": "cnn", "model.channels": [32, 64], "model.dense": [128]},
+    "flatten-mlp": {},
 }
+IN_JAX = ("pfl-cnn", "resnet-8")
 
 
-def dataset() -> otafl.Dataset:
+def dataset(shape: tuple[int, int, int]) -> otafl.Dataset:
     """Images of random numbers."""
     draw = np.random.default_rng(0)
 
     def split(count: int) -> otafl.Split:
-        return otafl.Split(draw.standard_normal((count, 3072), dtype=np.float32), draw.integers(10, size=count))
+        pixels = draw.standard_normal((count, int(np.prod(shape))), dtype=np.float32)
+        return otafl.Split(pixels, draw.integers(10, size=count))
 
-    return otafl.Dataset(split(5000), split(100), None, 10, (3, 32, 32))
+    return otafl.Dataset(split(5000), split(100), None, 10, shape)
+
+
+def flatten_mlp() -> nn.Module:
+    """The paper's network as many would write it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
 
 def simulation(net: str, options: argparse.Namespace, seeds: int, **keys: Any) -> otafl.Simulation:
@@ -46,7 +56,9 @@ def simulation(net: str, options: argparse.Namespace, seeds: int, **keys: Any) -
     base = {"experiment.seeds": list(range(seeds)), "experiment.rounds": 1000, "cell.devices": options.devices}
     base |= {"data.name": "synthetic", "algorithm.name": "fedavg", "training.precision": options.precision}
     config = otafl.load_config("stationary", {**base, **NETS[net], **given})
-    return otafl.Simulation(config, torch.device(options.device), dataset=dataset())
+    own = net == "flatten-mlp"
+    images = dataset((1, 28, 28) if own else (3, 32, 32))
+    return otafl.Simulation(config, torch.device(options.device), flatten_mlp() if own else None, dataset=images)
 
 
 def wait() -> None:
@@ -199,8 +211,14 @@ def main() -> None:
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--only", default="")
     parser.add_argument("--without", nargs="*", default=[], help="contenders: plain, jax, batched")
+    parser.add_argument("--alone", choices=("ours", "plain"), help="only this one, and its peak memory")
     parser.add_argument("--repeats", type=int, default=7 if torch.cuda.is_available() else 3)
     options = parser.parse_args()
+    if options.alone:
+        sim = simulation(options.only, options, options.seeds)
+        _ = ours(sim, 2) if options.alone == "ours" else plain(sim, options.devices)
+        print(f"{options.only}, {options.alone}: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+        return
     large = rate(options)
     print(f"large product, {options.precision}: {large / 1e12:.4g} TFLOP/s")
     for net in NETS:
@@ -222,9 +240,10 @@ def main() -> None:
             print(f"  torch.func: {1e3 * slow:.4g} ms, {slow / mine:.2f} x", flush=True)
             del other
         if "plain" not in options.without:
+            mine = min(mine, ours(sim, options.repeats)[0] / options.seeds)  # in turns
             slow = plain(sim, 3 if options.device == "cuda" else options.devices)
             print(f"  plain loop: {1e3 * slow:.4g} ms, {slow / mine:.2f} x", flush=True)
-        if "jax" not in options.without:
+        if "jax" not in options.without and net in IN_JAX:
             try:
                 slow = in_jax(net, sim, options.repeats)
             except ImportError:

@@ -102,7 +102,7 @@ class Bench:
         rates, chosen, best, edges = list(rates), dict(keys), 0.0, {}
         for name, values in list(knobs) or [("", (None,))]:
             places = [{"training.lr": lr} | ({name: value} if name else {}) for value in values for lr in rates]
-            found = self._measure(preset, [{**chosen, **place} for place in places])
+            found = self.measure(preset, [{**chosen, **place} for place in places])
             place, best = max(zip(places, found, strict=True), key=lambda pair: pair[1])
             chosen |= place
             for key, grid in (("training.lr", rates), (name, list(values))):
@@ -112,7 +112,8 @@ class Bench:
         print(f"{preset}: {choice.keys}  validation {best:.2f} %{note}", flush=True)
         return choice
 
-    def _measure(self, preset: str, points: list[dict[str, Any]]) -> list[float]:
+    def measure(self, preset: str, points: list[dict[str, Any]]) -> list[float]:
+        """Validation accuracy of some points, measured where it is not known yet."""
         extra = {**self.tuning, **(QUICK | {"experiment.eval_every": 20} if self.quick else {})}
         points = [{**point, **extra} for point in points]
         digests = [otafl.load_config(preset, point).digest for point in points]

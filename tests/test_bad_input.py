@@ -212,7 +212,7 @@ def test_offline_get_fails_fast_with_the_four_files(
 
     monkeypatch.setenv("OTAFL_DATA", str(tmp_path / "none"))
     offline = dataclasses.replace(files.MNIST_FILES, mirrors=("http://127.0.0.1:9/",), npm_package=None)
-    monkeypatch.setitem(files.IMAGE_FILES, "mnist", offline)
+    monkeypatch.setitem(files.DOWNLOADS, "mnist", offline)
     line = complaint(shell("data", "get", "mnist"))
     assert all(f"{name}.gz" in line for name in files.MNIST_FILES.md5)
     assert str(tmp_path / "none" / "mnist") in line

@@ -560,7 +560,7 @@ def doctor() -> None:
             state = "verified" if files.locate() is not None and files.read() else f"not here; otafl data get {name}"
         except OtaflError as error:
             state, damaged = "damaged", error
-        print(f"  {name:<13} {state}")
+        print(f"  {name:<12} {state}")
     if damaged is not None:
         raise damaged
 

@@ -190,8 +190,8 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     if directory is not None:
         directory.begin()
         directory.write("metrics.csv", recorder.text)
-        where = f"on {describe_device(sim.device)}, engine {sim.engine_name}"
-        directory.log(f"continues from round {first} {where}" if checkpoint else f"starts {where}")
+        directory.log(f"engine {sim.engine_name}")
+        directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
     if observer is not None:
         observer(first, None)
     signals: AbstractContextManager[list[int]] = caught_signals() if directory is not None else nullcontext([])

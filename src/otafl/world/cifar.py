@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from otafl.errors import DataError
 from otafl.world.data import Dataset, Sizes, Split, standardised
-from otafl.world.files import IMAGE_FILES, ImageFiles, data_directory, downloaded
+from otafl.world.files import DOWNLOADS as DOWNLOADS
+from otafl.world.files import data_directory, downloaded
 
 PIXELS = 3 * 32 * 32  # bytes of an image: red, green and blue, line by line
 DOWNLOAD_S = 1800.0
@@ -171,8 +172,7 @@ CIFAR100_FILES = CifarFiles(
     mirror="https://www.cs.toronto.edu/~kriz/",
 )
 
-DOWNLOADS: dict[str, ImageFiles | CifarFiles] = {**IMAGE_FILES, "cifar10": CIFAR10_FILES, "cifar100": CIFAR100_FILES}
-"""Data sets that `otafl data get` can get."""
+DOWNLOADS |= {files.name: files for files in (CIFAR10_FILES, CIFAR100_FILES)}
 
 CIFAR_TRAIN = 50_000  # images in the training files of CIFAR
 CIFAR_VALIDATION = 5_000  # the last of them, unless they are used for training

@@ -19,6 +19,7 @@ import urllib.request
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,27 @@ CONNECT_TIMEOUT_S = 5.0
 DOWNLOAD_S = 300.0  # limit for all files from all mirrors together
 NPM_TIMEOUT_S = 60.0
 MARGIN = 4096  # bytes by which a compressed file may be longer than its content
+
+
+class Download(Protocol):
+    """Files of a data set that can be found or fetched."""
+
+    @property
+    def mirrors(self) -> tuple[str, ...]:
+        """Addresses that they can be had from."""
+        ...
+
+    def locate(self) -> dict[str, Path] | None:
+        """Where they are; None if they are not here."""
+        ...
+
+    def fetch(self) -> Path:
+        """Put them into the data directory, verified; returns their folder."""
+        ...
+
+    def read(self) -> dict[str, NDArray[np.uint8]]:
+        """Their content, verified."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,4 +260,5 @@ FASHION_MNIST_FILES = ImageFiles(
     ),
     system_folders=("/usr/share/datasets/fashion-mnist",),  # Debian's package dataset-fashion-mnist
 )
-IMAGE_FILES = {files.name: files for files in (MNIST_FILES, FASHION_MNIST_FILES)}
+DOWNLOADS: dict[str, Download] = {files.name: files for files in (MNIST_FILES, FASHION_MNIST_FILES)}
+"""Data sets that `otafl data get` can get; other modules add theirs."""
