@@ -47,6 +47,7 @@ def dataset(shape: tuple[int, int, int]) -> otafl.Dataset:
 
 def flatten_mlp() -> nn.Module:
     """The paper's network as many would write it."""
+    torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 10))
 
 
@@ -54,7 +55,7 @@ def simulation(net: str, options: argparse.Namespace, seeds: int, **keys: Any) -
     """All seeds of one network."""
     given = {key.replace("__", "."): value for key, value in keys.items()}
     base = {"experiment.seeds": list(range(seeds)), "experiment.rounds": 1000, "cell.devices": options.devices}
-    base |= {"data.name": "synthetic", "algorithm.name": "fedavg", "training.precision": options.precision}
+    base |= {"training.lr": 0.01, "data.name": "synthetic", "algorithm.name": "fedavg", "training.precision": options.precision}
     config = otafl.load_config("stationary", {**base, **NETS[net], **given})
     own = net == "flatten-mlp"
     images = dataset((1, 28, 28) if own else (3, 32, 32))
