@@ -55,7 +55,8 @@ def simulation(net: str, options: argparse.Namespace, seeds: int, **keys: Any) -
     """All seeds of one network."""
     given = {key.replace("__", "."): value for key, value in keys.items()}
     base = {"experiment.seeds": list(range(seeds)), "experiment.rounds": 1000, "cell.devices": options.devices}
-    base |= {"training.lr": 0.01, "data.name": "synthetic", "algorithm.name": "fedavg", "training.precision": options.precision}
+    base |= {"data.name": "synthetic", "algorithm.name": "fedavg", "training.precision": options.precision}
+    base["training.lr"] = 0.01  # so that nothing diverges
     config = otafl.load_config("stationary", {**base, **NETS[net], **given})
     own = net == "flatten-mlp"
     images = dataset((1, 28, 28) if own else (3, 32, 32))
