@@ -247,3 +247,57 @@ def test_any_module_can_be_passed() -> None:
     assert torch.allclose(result.params, reference.params, rtol=0, atol=1e-9)
     assert net.temperature.item() == 1.5  # the user's module is left alone
     assert net.temperature.dtype == torch.float32
+
+
+class Scaled(nn.Module):
+    """Computes something from a parameter before its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.scale = nn.Linear(6, 5), nn.Linear(5, 3), nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.scale.exp()
+        scores: torch.Tensor = self.last(torch.relu(self.first(x))) * scale
+        return scores
+
+
+class Unused(nn.Sequential):
+    """Has a parameter that the loss does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.extra = nn.Parameter(torch.ones(4))
+
+
+@pytest.mark.parametrize("module", [Scaled(), Unused()])
+@pytest.mark.parametrize("engine", ["auto", "batched", "threads"])
+def test_unusual_modules_are_trained_alike(module: nn.Module, engine: str) -> None:
+    config = make_config("fedavg", {"experiment.rounds": 2})
+    one, other = (otafl.run(config.replace({"training.engine": e}), model=module) for e in ("reference", engine))
+    assert torch.allclose(one.params, other.params, rtol=0, atol=1e-9)
+
+
+def test_a_model_that_changes_its_input_is_refused() -> None:
+    """It would change the data of every later run."""
+    with pytest.raises(PluginError, match="changes its input in place"):
+        otafl.run(make_config("fedavg"), model=nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)))
+
+
+def test_evaluation_is_in_evaluation_mode() -> None:
+    class Modes(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * (1.0 if self.training else 0.0)
+
+    sim = simulate(make_config("fedavg"), model=Modes(6, 3))
+    loss = sim.objective.evaluate(sim.problem.initial, sim.test).loss
+    assert loss.tolist() == pytest.approx([math.log(3)] * 2)
+
+
+@pytest.mark.parametrize("engine", ["batched", "threads"])
+def test_rounds_in_which_nobody_trains_have_updates_of_zero(engine: str) -> None:
+    round_ = simulate(make_config("fedavg", {"training.engine": engine, "model.hidden": [4, 4]})).round_at(0)
+    nobody = torch.zeros_like(round_.everyone)
+    updates = round_.train(round_.problem.initial, nobody)
+    assert not updates.norms(~nobody).any()
+    assert not updates.superpose(torch.ones(2, 4), ~nobody).any()

@@ -15,6 +15,8 @@ from torch import nn
 
 import otafl
 from otafl.errors import ConfigError, DataError, OtaflError, PluginError, RunDirectoryError
+from otafl.runs.identity import module_digest
+from otafl.simulation.run import with_objects
 from otafl.world import cifar, images
 from otafl.world.own_data import ImageFolder, Table, dataset_of
 
@@ -345,3 +347,82 @@ def test_wrong_modules_are_one_line() -> None:
         otafl.run(config, data=data, model=nn.Conv2d(5, 3, 3), device="cpu")
     with pytest.raises(ConfigError, match=r"takes an nn.Module, not a str"):
         otafl.run(config, data=data, model="net", device="cpu")  # type: ignore[arg-type]
+
+
+class Kind(nn.Module):
+    """Has a number and a function beside its weights."""
+
+    def __init__(self, factor: float = 1.0, function: Any = torch.tanh) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.factor, self.function = nn.Linear(192, 4), factor, function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.function(self.layer(x.flatten(1))) * self.factor
+        return scores
+
+
+def test_a_modules_attributes_are_part_of_its_identity(tmp_path: Path) -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    untied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    untied.load_state_dict(tied.state_dict())
+    hooked = Kind()
+    hooked.register_forward_hook(lambda part, inputs, output: output * 2)
+    different = [Kind(), Kind(2.0), Kind(function=torch.relu), tied, untied, hooked]
+    assert len({module_digest(module) for module in different}) == len(different)
+    assert module_digest(Kind()) == module_digest(Kind())
+    assert module_digest(Kind().to(torch.bfloat16)) != module_digest(Kind())
+    config, data = otafl.load_config("stationary", GIVEN), (X, Y, X[:20], Y[:20])
+    otafl.run(config, tmp_path / "run", data=data, model=Kind(), device="cpu")
+    with pytest.raises(RunDirectoryError):
+        otafl.run(config, tmp_path / "run", data=data, model=Kind(2.0), device="cpu")
+
+
+def test_a_module_that_changes_later_does_not_change_its_runs() -> None:
+    net = network()
+    config, _ = with_objects(otafl.load_config("stationary", GIVEN), (X, Y, X[:20], Y[:20]), net)
+    first = otafl.run(config, device="cpu")
+    with torch.no_grad():
+        net[0].weight.add_(1.0)
+    assert torch.equal(otafl.run(config, device="cpu").params, first.params)
+
+
+def test_a_run_in_which_nobody_is_heard_says_so() -> None:
+    config = otafl.load_config("stationary", {**GIVEN, "algorithm.gamma": 1e-3})
+    result = otafl.run(config, data=(X, Y, X[:20], Y[:20]), device="cpu")
+    assert any("no device took part in any round" in note for note in result.notes)
+
+
+def test_hidden_files_are_passed_over(home: Path) -> None:
+    files = tree(split=False) | {".ipynb_checkpoints/cat.png": png(1), "cat/._00.png": b"x", "dog/.DS_Store": b"x"}
+    place = written(home, "zip", files | {"__MACOSX/cat/00.png": b"x"})
+    assert images.decoded(str(place), None, 3).classes == ("cat", "dog")
+
+
+def test_pictures_of_16_bits_are_refused(home: Path) -> None:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(np.full((6, 5), 40_000, dtype=np.uint16)).save(stream, "PNG")
+    place = written(home, "folder", {**tree(split=False), "cat/deep.png": stream.getvalue()})
+    with pytest.raises(DataError, match=r"deep.png is no image that can be read \(more than 8 bits"):
+        ImageFolder(str(place)).load(4)
+
+
+def test_large_and_constant_columns_are_standardised(home: Path) -> None:
+    """In float32 the mean of 60,000 numbers near 1.7e9 would be wrong by a third of their spread."""
+    draw = np.random.default_rng(0)
+    columns = np.stack([1.7e9 + draw.uniform(0, 2.6e6, 60_000), np.full(60_000, 0.1), draw.normal(size=60_000)], 1)
+    np.savez(home / "t.npz", features=columns, label=draw.integers(2, size=60_000))
+    found = Table(str(home / "t.npz"), validation_share=0.0).load(4).train.features
+    assert found.mean(0) == pytest.approx([0, 0, 0], abs=1e-5)
+    assert found.std(0) == pytest.approx([1, 0, 1], abs=1e-5)
+
+
+def test_labels_are_whole_numbers_or_words_and_never_missing(home: Path) -> None:
+    np.savez(home / "t.npz", features=np.zeros((5, 2)), label=np.linspace(0, 1, 5))
+    with pytest.raises(DataError, match="numbers with decimals"):
+        Table(str(home / "t.npz")).load(2)
+    with pytest.raises(ConfigError, match=r"name a \.npz or a \.parquet file"):
+        Table("t.csv")

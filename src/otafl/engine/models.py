@@ -197,6 +197,11 @@ class ResNet:
     group: Annotated[int, Ge(1), Le(512)] = 8
     """Channels of a group that is normalised together."""
 
+    def __post_init__(self) -> None:
+        for width in RESNETS[self.depth][0]:
+            if width % max(1, width // self.group):
+                raise ConfigError(f"model.group = {self.group}: must divide the widths, or be wider than they are")
+
     def build(self, shape: TaskShape) -> nn.Module:
         """A convolution, stages of residual blocks of which all but the first halve the image, mean, linear layer."""
         channels, height, width = image = _image_shape("resnet", shape)
@@ -238,9 +243,9 @@ class Module:
 
 
 def remember(digest: str, module: nn.Module) -> None:
-    """Keep a module, so that `Module` finds it."""
+    """Keep a copy of a module, so that `Module` finds it."""
     _given.pop(digest, None)
-    _given[digest] = module
+    _given[digest] = copy.deepcopy(module)
     while len(_given) > 4:
         del _given[next(iter(_given))]
 

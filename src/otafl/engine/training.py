@@ -127,7 +127,9 @@ class ReferenceEngine:
                 batch = work.batches[s, i, k % work.batches.shape[2]]
                 key = None if work.dropout is None else fold(work.dropout[s, i], k)
                 flat = flat.detach().requires_grad_(True)
-                loss = work.objective.loss(work.objective.unflatten(flat), features[batch], targets[batch], key)
+                with torch.enable_grad():
+                    params = work.objective.unflatten(flat)
+                    loss = work.objective.loss(params, features[batch], targets[batch], key)
                 (gradient,) = torch.autograd.grad(loss, flat)
                 flat = flat.detach()
                 if not work.plain:
@@ -172,10 +174,11 @@ def one_by_one(work: LocalWork, params: dict[str, Tensor]) -> Step:
         if keys is not None:
             for layer, name in enumerate(drops):
                 module.get_buffer(name).copy_(fold(keys[0], layer))
-        loss = work.objective.output_loss(module(features[0]), targets[0])
-        slopes = torch.autograd.grad(loss, parameters)
-        with torch.no_grad():
-            for parameter, slope in zip(parameters, slopes, strict=True):
+        with torch.enable_grad():
+            loss = work.objective.output_loss(module(features[0]), targets[0])
+        slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for parameter, slope in zip(parameters, slopes, strict=True):
+            if slope is not None:  # None for a parameter that the loss does not use
                 parameter.data.sub_(slope, alpha=float(work.lr))
 
     return step

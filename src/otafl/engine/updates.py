@@ -200,7 +200,9 @@ class RowUpdates(Updates):
             index = self._rows.index[start:stop]
             silent = ~who.flatten()[index]  # must not count even if they hold NaN
             mine = weights.flatten()[index].masked_fill(silent, 0.0)
-            total.index_add_(0, index // who.shape[1], difference.masked_fill_(silent[:, None], 0.0) * mine[:, None])
+            difference.masked_fill_(silent[:, None], 0.0)
+            for s, first, last in self._rows.per_seed(start, stop):  # not by atomic additions, whose order varies
+                total[s].addmv_(difference[first - start : last - start].t(), mine[first - start : last - start])
         return total
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
@@ -209,6 +211,9 @@ class RowUpdates(Updates):
         for start in range(0, len(rows), chunk):
             index = rows.index[start : start + chunk]
             place = self._position[index]
+            if not len(self._ends):  # nobody trained
+                yield start, start + len(index), self._end.new_zeros(len(index), self._end.shape[1])
+                continue
             difference = self._ends[place] if rows is self._rows else self._ends[place.clamp(min=0)]
             difference.sub_(self._end[index // rows.num_devices])
             if rows is not self._rows:

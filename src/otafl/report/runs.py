@@ -13,6 +13,7 @@ from otafl.disk import readable
 from otafl.errors import OtaflError, RunDirectoryError
 
 RARELY_TOLD = {"experiment.name", "experiment.seeds", "experiment.checkpoint_s", "training.engine"}
+RARELY_TOLD |= {"data.digest", "model.digest"}
 
 
 def expand(paths: Iterable[str | Path]) -> list[Path]:

@@ -14,15 +14,17 @@ import hashlib
 import importlib.util
 import inspect
 import linecache
+import secrets
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from otafl.config.schema import CHOSEN, Config
@@ -79,25 +81,59 @@ def data_digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
+DERIVED = frozenset({"_modules", "training", "_flat_weights", "_flat_weight_refs", "_flat_weights_names"})
+"""Attributes of modules that say nothing of their own."""
+
+
 def module_digest(module: nn.Module) -> str:
-    """Digest of a module's layers, its user's own code, and its weights."""
-    own = sorted({type(part) for part in module.modules() if not type(part).__module__.startswith("torch.")}, key=str)
-    digest = hashlib.sha256(repr(module).encode())
-    for cls in own:
-        digest.update(f"{cls.__qualname__} {_code_of(cls)}".encode())
-    for name, value in module.state_dict().items():
-        digest.update(name.encode() + _of_array(value.detach().cpu().numpy()))
+    """Digest of a module: its layers with all their attributes, its user's own code, its parameters and buffers.
+
+    An attribute that cannot be hashed gives another digest every time, so that no old result is ever taken for it.
+    """
+    digest = hashlib.sha256()
+    places: dict[int, int] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        told = f"{name} {type(part).__module__} {type(part).__qualname__} {_code_of(type(part))}"
+        attributes = {key: value for key, value in vars(part).items() if key not in DERIVED}
+        digest.update(f"{told} {_told(attributes, places)}\0".encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
+def _told(value: Any, places: dict[int, int]) -> str:
+    """A value in words that are the same for equal values; tensors by content, and by which are one and the same."""
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu().contiguous()
+        content = hashlib.sha256(plain.flatten().view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+        place = places.setdefault(id(value), len(places))
+        return f"tensor {place} {value.dtype} {tuple(value.shape)} {value.requires_grad} {content.hexdigest()}"
+    if isinstance(value, np.ndarray):
+        return f"array {_of_array(value).hex()}"
+    if isinstance(value, Mapping):
+        return f"map {[(str(key), _told(item, places)) for key, item in value.items()]}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__} {[_told(item, places) for item in value]}"
+    if isinstance(value, set | frozenset):
+        return f"set {sorted(_told(item, places) for item in value)}"
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype | torch.device):
+        return repr(value)
+    if isinstance(value, nn.Module):
+        return f"module {module_digest(value)}"
+    if isinstance(value, FunctionType) and value.__closure__ is None:
+        code = value.__code__
+        return f"function {value.__module__} {value.__qualname__} {code.co_code.hex()} {code.co_consts} {code.co_names}"
+    if isinstance(value, type | BuiltinFunctionType):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    return f"unknown {secrets.token_hex(8)}"
+
+
 def _code_of(cls: type) -> str:
-    """Digest of a class's code; of its name only, where there is no source, as for one typed at a prompt."""
-    if cls.__module__.partition(".")[0] == "otafl":
+    """Digest of a class's code if it is the user's own; of nothing where there is no source, as at a prompt."""
+    if cls.__module__.partition(".")[0] in ("otafl", "torch"):
         return ""
     try:
         return code_digest(cls)
     except PluginError:
-        return ""
+        return secrets.token_hex(8)
 
 
 def _of_array(array: Any) -> bytes:

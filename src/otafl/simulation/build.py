@@ -319,7 +319,8 @@ class Simulation:
             case "preactivation":
                 return PreactivationEngine()
             case "threads":
-                return ChunkEngine(one_by_one, chunk=1, threads=torch.get_num_threads())
+                threads = torch.get_num_threads() if self.device.type == "cpu" else 1
+                return ChunkEngine(one_by_one, chunk=1, threads=threads)
             case "layers":
                 found = layer_engine(self.objective, self.config.training.batch_size)
                 assert found is not None

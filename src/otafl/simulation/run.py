@@ -7,20 +7,22 @@ Does not know: methods, how a result is shown.
 import dataclasses
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from otafl.config.schema import PAPER_PARAMS, Config, load_config
+from otafl.config.schema import PAPER_PARAMS, Config, load_config, scaled_gamma
 from otafl.core.metrics import Ledger, Rows, consensus, on_host
 from otafl.core.state import continued, rebuilt, tensors_of
 from otafl.engine import models
-from otafl.errors import ConfigError, OtaflError, RunDirectoryError
+from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError
 from otafl.radio.noise import NoiseSource
 from otafl.runs.directory import Checkpoint, RunDirectory
 from otafl.runs.identity import data_digest, is_plugin, module_digest, name_hash, sources
@@ -77,7 +79,27 @@ def run(
     >>> small = load_config("quick", {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2})
     >>> run(small, device="cpu").metrics["test_accuracy"].shape  # [seeds, recorded rounds]
     (2, 2)
+
+    Runs of several threads of one process wait for each other; use processes for several at a time (`otafl sweep`).
     """
+    with _alone:
+        return _run(config, out, device, data, model, noise, observer, fresh)
+
+
+_alone = threading.RLock()  # building models and reading their layers change things that belong to the whole process
+
+
+def _run(
+    config: Config | str | Path,
+    out: str | Path | None,
+    device: str,
+    data: Any,
+    model: nn.Module | None,
+    noise: NoiseSource | None,
+    observer: Observer | None,
+    fresh: bool,
+) -> Result:
+    """Check the arguments of `run`, and carry it out."""
     if not isinstance(config, Config | str | Path):
         raise ConfigError(
             f"run() takes a Config, a preset's name or the path of a TOML file, not a {type(config).__name__}"
@@ -121,6 +143,8 @@ def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Co
     if model is not None:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"run(model=...) takes an nn.Module, not a {type(model).__name__}")
+        if any(isinstance(value, nn.parameter.UninitializedParameter) for value in model.parameters()):
+            raise PluginError("model: has lazy layers without weights; call it once on a batch of your data first")
         digest = module_digest(model)
         models.remember(digest, model)
         config = config.replace({"model.name": "module", "model.digest": digest})
@@ -284,6 +308,7 @@ def _finish(
     diverged = {seed: r for seed, r in zip(sim.seeds, ledger.diverged_at.tolist(), strict=True) if r >= 0}
     diverged = failures(sim.config, rounds, metrics, params, diverged)
     summary = summarise(sim, rounds, metrics, diverged, wall_s)
+    notes = () if np.nansum(metrics["num_active"]) > 0 else (_unheard(sim),)
     if continued:
         summary["continued"] = list(continued)
     if directory is not None:
@@ -292,8 +317,19 @@ def _finish(
         directory.write_model(model)
         directory.write("devices.csv", devices_csv(sim, ledger))
         directory.log(f"{summary['status']} after {wall_s:.1f} s")
+        for note in notes:
+            directory.log(note)
         directory.finish(summary)
-    return Result(sim.config, rounds, metrics, params, diverged, summary)
+    return Result(sim.config, rounds, metrics, params, diverged, summary, notes)
+
+
+def _unheard(sim: Simulation) -> str:
+    """What to do where no device took part in any round."""
+    said, gamma = "no device took part in any round, so nothing was learnt", getattr(sim.algorithm, "gamma", None)
+    if isinstance(gamma, float):
+        scaled = scaled_gamma(float(getattr(type(sim.algorithm), "gamma", gamma)), sim.config)
+        said += f": algorithm.gamma = {gamma:g} is too high; the paper's, for this model's size, is {scaled:g}"
+    return said
 
 
 def _tensors(state: Any, ledger: Ledger) -> dict[str, Tensor]:

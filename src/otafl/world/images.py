@@ -119,12 +119,15 @@ def _decode(path: str, size: tuple[int, int] | None, channels: int) -> Decoded:
         name, content = named
         try:
             with Image.open(io.BytesIO(content)) as image:
+                if image.mode.startswith(("I", "F")):
+                    raise ValueError("more than 8 bits for a colour; convert it")
                 plain = image.convert("L" if channels == 1 else "RGB")
                 if size is not None and plain.size != (size[1], size[0]):
                     plain = plain.resize((size[1], size[0]), Image.Resampling.BILINEAR)
                 values = np.asarray(plain, dtype=np.uint8)
         except Exception as error:  # whatever a damaged file makes Pillow raise
-            raise DataError(f"data.path = {path!r}: {name} is no image that can be read ({error})") from error
+            why = "" if "BytesIO" in str(error) else f" ({error})"
+            raise DataError(f"data.path = {path!r}: {name} is no image that can be read{why}") from error
         return name, values[None] if channels == 1 else values.transpose(2, 0, 1)
 
     place = found_at(path)
@@ -141,21 +144,28 @@ def _files(place: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
     """Names and contents of all image files."""
     if place.is_dir():
         for path in sorted(place.rglob("*")):
-            if path.suffix.lower() in SUFFIXES and path.is_file():
-                yield PurePosixPath(path.relative_to(place).as_posix()), path.read_bytes()[:MOST_BYTES]
+            name = PurePosixPath(path.relative_to(place).as_posix())
+            if _is_image(name) and path.is_file():
+                yield name, path.read_bytes()[:MOST_BYTES]
     elif zipfile.is_zipfile(place):
         with zipfile.ZipFile(place) as archive:
-            for name in sorted(archive.namelist()):
-                if PurePosixPath(name).suffix.lower() in SUFFIXES:
-                    with archive.open(name) as stream:
-                        yield PurePosixPath(name), stream.read(MOST_BYTES)
+            for inner in sorted(archive.namelist()):
+                if _is_image(PurePosixPath(inner)):
+                    with archive.open(inner) as stream:
+                        yield PurePosixPath(inner), stream.read(MOST_BYTES)
     else:
         with tarfile.open(place) as packed:
             for member in packed:
                 inside = PurePosixPath(member.name)
-                file = packed.extractfile(member) if inside.suffix.lower() in SUFFIXES else None
+                file = packed.extractfile(member) if _is_image(inside) else None
                 if file is not None:
                     yield inside, file.read(MOST_BYTES)
+
+
+def _is_image(name: PurePosixPath) -> bool:
+    """Whether a file counts: not those that systems and editors hide beside the user's own."""
+    hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.parts)
+    return name.suffix.lower() in SUFFIXES and not hidden
 
 
 def _batches(files: Iterable[tuple[PurePosixPath, bytes]], size: int) -> Iterator[list[tuple[PurePosixPath, bytes]]]:
@@ -200,4 +210,9 @@ def _sorted_out(path: str, images: list[tuple[PurePosixPath, NDArray[np.uint8]]]
         labels = np.array([number[names[k].parts[-2]] for k in rows], dtype=np.int64)
         return Images(np.stack([images[k][1] for k in rows]), labels)
 
+    if split:
+        there = {name.parts[-2] for name in names if name.parts[0] == "train"}
+        extra = next((kind for kind in classes if kind not in there), None)
+        if extra is not None:
+            raise DataError(f"data.path = {path!r}: class {extra!r} has images for testing, but none for training")
     return Decoded(of("train") if split else of(None), of(tests[0]) if split else None, tuple(classes))

@@ -110,6 +110,10 @@ class Table:
     data_seed: Annotated[int, Ge(0)] = 0
     """Seed of the draw of test and validation examples, which are the same for every seed of the run."""
 
+    def __post_init__(self) -> None:
+        if not self.path.endswith((".npz", ".parquet")):
+            raise ConfigError(f"data.path = {self.path!r}: name a .npz or a .parquet file")
+
     def content_digest(self) -> str:
         """Digest of the file."""
         return images.content_digest(self.path)
@@ -134,13 +138,15 @@ Columns = dict[str, NDArray[Any]]
 @lru_cache(maxsize=2)
 def _table(spec: Table, digest: str) -> tuple[Dataset, NDArray[Any] | None]:
     """The data set of a file, and the owner of each training example."""
-    columns = _read_npz(spec) if spec.path.endswith((".npz", ".npy")) else _read_parquet(spec)
+    columns = _read_npz(spec) if spec.path.endswith(".npz") else _read_parquet(spec)
+    for name in filter(None, (spec.label, f"{spec.label}_test", spec.owner)):
+        _check_names(spec, name, columns.get(name))
     classes, labels = np.unique(columns[spec.label], return_inverse=True)
     owners = columns.get(spec.owner)
-    features = np.asarray(columns[spec.features], dtype=np.float32)
+    features = np.asarray(columns[spec.features], dtype=np.float64)  # float32 would lose the mean of large numbers
     streams, count = Streams(spec.data_seed), len(labels)
     if f"{spec.features}_test" in columns:
-        test = np.asarray(columns[f"{spec.features}_test"], dtype=np.float32)
+        test = np.asarray(columns[f"{spec.features}_test"], dtype=np.float64)
         place = np.searchsorted(classes, columns[f"{spec.label}_test"])
         if not np.array_equal(classes[np.minimum(place, len(classes) - 1)], columns[f"{spec.label}_test"]):
             raise DataError(f"data.path = {spec.path!r}: {spec.label}_test has classes that {spec.label} has not")
@@ -154,13 +160,13 @@ def _table(spec: Table, digest: str) -> tuple[Dataset, NDArray[Any] | None]:
     validation, train = np.sort(order[:cut]), np.sort(order[cut:])
     if not (len(train) and len(test)):
         raise DataError(f"data.path = {spec.path!r}: {count} rows are too few for training and testing")
-    mean: NDArray[np.float32] | np.float32 = np.float32(0)
-    std: NDArray[np.float32] | np.float32 = np.float32(1)
+    mean: NDArray[np.float64] | float = 0.0
+    std: NDArray[np.float64] | float = 1.0
     if spec.standardise:
         mean, std = features[train].mean(0), features[train].std(0)
-        std = np.where(std > 0, std, np.float32(1))
+        std = np.where(std > 1e-12 * np.abs(mean), std, 1.0)  # of a constant, which becomes 0
 
-    def split(values: NDArray[np.float32], targets: NDArray[Any]) -> Split:
+    def split(values: NDArray[np.float64], targets: NDArray[Any]) -> Split:
         return Split(((values - mean) / std).astype(np.float32), targets.astype(np.int64))
 
     shape = features.shape[1:]
@@ -206,9 +212,11 @@ def _read_parquet(spec: Table) -> Columns:
     for name, values in columns.items():
         if name in (spec.label, spec.owner):
             continue
+        if values.dtype.kind in "mM":
+            raise DataError(f"data.path = {spec.path!r}: column {name} has dates or times; give numbers")
         try:
             rows = np.stack(values) if values.dtype == object else values
-            parts.append(np.asarray(rows, dtype=np.float32).reshape(len(values), -1))
+            parts.append(np.asarray(rows, dtype=np.float64).reshape(len(values), -1))
         except (ValueError, TypeError) as error:
             raise DataError(
                 f"data.path = {spec.path!r}: column {name} has no numbers, or lists of different lengths"
@@ -217,6 +225,17 @@ def _read_parquet(spec: Table) -> Columns:
         raise DataError(f"data.path = {spec.path!r}: has no column of features beside {spec.label}")
     kept = {name: columns[name] for name in (spec.label, spec.owner) if name}
     return kept | {spec.features: np.concatenate(parts, axis=1)}
+
+
+def _check_names(spec: Table, name: str, values: NDArray[Any] | None) -> None:
+    """Refuse labels and owners that are missing in some rows, or numbers with decimals."""
+    if values is None:
+        return
+    blank = values.dtype == object and any(value is None or value != value for value in values)
+    if blank or (values.dtype.kind == "f" and np.isnan(values).any()):
+        raise DataError(f"data.path = {spec.path!r}: {name} is missing in some rows")
+    if values.dtype.kind == "f" and (values != np.floor(values)).any():
+        raise DataError(f"data.path = {spec.path!r}: {name} has numbers with decimals; give whole numbers or words")
 
 
 def _check_columns(spec: Table, columns: Columns, needed: Sequence[str]) -> None:
@@ -278,6 +297,8 @@ def dataset_of(data: object) -> Dataset:
             raise ConfigError(
                 f"data: {name} has shape {list(labels.shape)} and {labels.dtype}; give {len(values)} whole numbers"
             )
+    if (x.dtype == np.uint8) != (x_test.dtype == np.uint8):
+        raise ConfigError("data: of X and X_test one is bytes, which are divided by 255; give both alike")
     if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
         raise ConfigError(
             f"data: X has shape {list(x.shape)}; give images as [N, channels, height, width], "
@@ -287,7 +308,7 @@ def dataset_of(data: object) -> Dataset:
 
     def split(values: NDArray[Any], labels: NDArray[Any]) -> Split:
         scale = np.float32(255) if values.dtype == np.uint8 else np.float32(1)
-        wide = values if values.dtype == np.float64 else values.astype(np.float32) / scale
+        wide = values.copy() if values.dtype == np.float64 else values.astype(np.float32) / scale
         return Split(wide, labels.astype(np.int64))
 
     shape = x.shape[1:] if x.ndim == 4 else None

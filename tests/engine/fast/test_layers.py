@@ -14,6 +14,37 @@ from otafl.engine.models import CNN, PflCNN, ResNet, TaskShape
 
 SHAPE = TaskShape(3 * 12 * 12, 10, (3, 12, 12))
 
+ODD = """
+import torch
+
+from otafl.engine.fast import maps
+from otafl.engine.fast.maps import Form, Map, Shape, new_map
+
+# pooling of odd sizes: what no maximum was taken of has no gradient, whatever was in memory
+like = torch.zeros(1)
+x, y = new_map(2, 5, 7, 3, Form(), like), new_map(2, 2, 3, 3, Form(), like)
+x.images.copy_(torch.randn(2, 5, 7, 3))
+chosen = maps.pool(x, y, 2, relu=False)
+slopes, out = new_map(2, 2, 3, 3, Form(), like), new_map(2, 5, 7, 3, Form(), like)
+slopes.images.copy_(torch.randn(2, 2, 3, 3))
+out.images.fill_(1000.0)
+maps.pool_back(slopes, chosen, out, 2)
+plain = x.images.permute(0, 3, 1, 2).contiguous().requires_grad_(True)
+torch.nn.functional.max_pool2d(plain, 2).backward(slopes.images.permute(0, 3, 1, 2))
+assert torch.equal(out.images.permute(0, 3, 1, 2), plain.grad)
+
+# a row that is not finite does not touch another one
+shape = Shape(32, 32, 3, 1, 1)
+x, s = new_map(4, 6, 5, 32, shape.form, like), new_map(4, 6, 5, 32, shape.slope_form(shape.form), like)
+x.images.copy_(torch.randn(4, 6, 5, 32))
+s.images.copy_(torch.randn(4, 6, 5, 32))
+clean = maps.convolve_slopes(x, s, 2, shape, "ieee")
+x.images[2:] = torch.nan
+s.images[2:] = torch.nan
+found = maps.convolve_slopes(x, s, 2, shape, "ieee")
+assert torch.equal(found[0], clean[0])
+"""
+
 SCRIPT = """
 import sys
 import numpy as np
@@ -73,14 +104,24 @@ for one, other in zip(trained("reference"), trained("layers")):
 """
 
 
+def interpreted(script: str, *arguments: str) -> None:
+    """Run a script with Triton's interpreter."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_odd_sizes_and_rows_that_are_not_finite() -> None:
+    interpreted(ODD)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "momentum"), [("pfl", 0.0), ("small", 0.5), ("resnet", 0.0), ("wide", 0.0)])
 def test_kernels_for_convolutions_equal_the_reference(model: str, momentum: float) -> None:
-    pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", SCRIPT, model, str(momentum)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    interpreted(SCRIPT, model, str(momentum))
 
 
 def kinds(module: nn.Module) -> list[str] | None:
@@ -114,9 +155,32 @@ class Twice(nn.Module):
         return scores
 
 
+class Odd(nn.Module):
+    """Computes something in a way that a careless reader takes for another."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.image = how, nn.Unflatten(-1, (3, 12, 12))
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4)
+        self.last, self.other = nn.Linear(400, 10), nn.Linear(400, 10)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        z = self.conv(self.image(features))
+        z = torch.add(z, self.norm(z), alpha=0.1) if self.how == "alpha" else self.norm(z)
+        z = torch.flatten(z, 1)
+        scores: torch.Tensor = self.last(z)
+        _ = self.other(z)
+        return scores
+
+
 @pytest.mark.parametrize(
     "module",
     [
+        Odd("alpha"),
+        Odd("unused"),
+        nn.Sequential(
+            nn.Linear(432, 432), nn.Unflatten(1, (3, 12, 12)), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(400, 10)
+        ),
         nn.Sequential(nn.Unflatten(-1, (3, 12, 12)), nn.Conv2d(3, 4, 3, dilation=2), nn.Flatten(), nn.Linear(256, 10)),
         nn.Sequential(nn.Unflatten(-1, (3, 12, 12)), nn.Conv2d(3, 6, 3, groups=3), nn.Flatten(), nn.Linear(600, 10)),
         nn.Sequential(nn.Linear(SHAPE.num_features, 8), nn.Tanh(), nn.Linear(8, 10)),

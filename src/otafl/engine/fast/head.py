@@ -102,7 +102,9 @@ def _flattened(module: nn.Module, node: fx.Node) -> fx.Node:
 
 def _flattens(module: nn.Module, node: fx.Node, lengths: set[fx.Node]) -> bool:
     """Whether a node gives its input as rows; `lengths` are the nodes that look at the shape of that input."""
-    arguments = (*node.args[1:], *node.kwargs.values())
+    arguments = node.args[1:]
+    if node.kwargs:
+        return False
     if node.op == "call_module":
         part = module.get_submodule(str(node.target))
         plain = type(part) is nn.Flatten and (part.start_dim, part.end_dim) == (1, -1)
@@ -175,6 +177,8 @@ def _rest(module: nn.Module, linear: fx.Node) -> Callable[[dict[str, Tensor], Te
     for node in linear.graph.nodes:
         if node.op == "placeholder" or (not copies and node is not linear):  # the input, and what only flattens it
             continue
+        if node is not linear and not all(n in copies for n in node.all_input_nodes):
+            return None  # something else is computed from the input, or before the first layer
         copies[node] = graph.placeholder("z") if node is linear else graph.node_copy(node, lambda n: copies[n])
     rest = fx.GraphModule(module, graph)
     first = f"{linear.target}."

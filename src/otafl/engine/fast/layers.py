@@ -115,7 +115,11 @@ def read_layers(module: nn.Module, features: Tensor, drops: list[str]) -> Layers
         if layer.kind == "drop":
             layer.number = drops.index(f"{layer.name}.key")
         known[node] = layer
-    layers = [layer for layer in dict.fromkeys(known.values()) if layer.kind != "output"]
+    layers = list(dict.fromkeys(known.values()))
+    _note_users(layers)
+    last = layers.pop()
+    if last.kind != "output" or last.inputs[0] is not layers[-1] or any(not layer.users for layer in layers):
+        return None  # something is computed that is not part of the output
     trained = [layer.name for layer in layers if layer.kind in ("conv", "norm", "linear")]
     if len(set(trained)) < len(trained):  # a layer that is used twice
         return None
@@ -134,22 +138,26 @@ def _read(
     if node.op == "placeholder":
         return Layer("input", [], shape)
     if node.op == "output":
-        return Layer("output", inputs, ())
+        return Layer("output", inputs, ()) if len(inputs) == 1 else None
     if node.op == "call_module":
         part = module.get_submodule(str(node.target))
         kind = _kind(part, shapes[node.all_input_nodes[0]], shape) if len(inputs) == 1 else None
         if kind == "same":
             return inputs[0]
+        if kind == "images" and inputs[0].kind != "input":  # what is before it would have to be trained
+            return None
         return None if kind is None else Layer(kind, inputs, shape, str(node.target), part)
     target = node.target
+    if node.kwargs:
+        return None
     if target in (torch.relu, nn.functional.relu, "relu") and len(inputs) == 1:
         return Layer("relu", inputs, shape)
     if target in (operator.add, operator.iadd, torch.add, "add") and len(inputs) == 2 and len(node.args) == 2:
         return Layer("add", inputs, shape) if inputs[0].shape == inputs[1].shape else None
-    if target in (torch.flatten, "flatten") and (*node.args[1:], *node.kwargs.values()) == (1,):
+    if target in (torch.flatten, "flatten") and tuple(node.args[1:]) == (1,):
         return Layer("flatten", inputs, shape)
     if target in (torch.mean, "mean") and tuple(node.args[1:]) in (([2, 3],), ((2, 3),), ([-2, -1],), ((-2, -1),)):
-        return Layer("mean", inputs, shape) if not node.kwargs else None
+        return Layer("mean", inputs, shape)
     return None
 
 

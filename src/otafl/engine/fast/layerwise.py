@@ -30,8 +30,10 @@ def layer_engine(objective: Objective, batch: int) -> ChunkEngine | None:
 
         return step
 
-    free = torch.cuda.mem_get_info()[0] // 3 if objective.device.type == "cuda" else BUFFER_BYTES
-    return ChunkEngine(steps, chunk=max(1, min(BUFFER_BYTES, free) // (4 * batch * model.row_elements)))
+    most = BUFFER_BYTES
+    if objective.device.type == "cuda":
+        most = min(most, torch.cuda.get_device_properties(objective.device).total_memory // 4)
+    return ChunkEngine(steps, chunk=max(1, most // (4 * batch * model.row_elements)))
 
 
 def _slopes(scores: Tensor, targets: Tensor) -> Tensor:

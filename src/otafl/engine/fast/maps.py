@@ -243,6 +243,8 @@ def pool(x: Map, y: Map, kernel: int, relu: bool) -> Tensor:
 
 def pool_back(slopes: Map, chosen: Tensor, x: Map, kernel: int) -> None:
     """Write the gradient with respect to a pooling's input into x."""
+    x.images[:, slopes.height * kernel :] = 0.0  # lines and columns that no maximum was taken of
+    x.images[:, :, slopes.width * kernel :] = 0.0
     sizes = (slopes.height, slopes.width, slopes.channels, kernel)
     tiles, block = _pool_tiles(slopes)
     device.pool_backward[tiles](slopes.pointer, chosen, x.pointer, *slopes.strides, *x.strides, *sizes, *block)

@@ -146,21 +146,25 @@ def grid_slopes(
     two = tl.zeros((BO, BC), dtype=tl.float32)
     three = tl.zeros((BO, BC), dtype=tl.float32)
     for q in range(part * share, min((part + 1) * share, pixels), BP):
-        at = row * pixels + q + base + line * GW
+        own = q + base + line * GW  # of the row's pixels; the next row's must not count, even if they are NaN
+        at = row * pixels + own
+        place = own + tl.arange(0, BP)
         left = slopes.load([row * pixels + q + shift, out])
         if RAGGED:  # the last tile reaches into the next row's images
             left = tl.where((q + tl.arange(0, BP) < pixels)[:, None], left, 0.0)
         left = left.T
-        one = product(left, x.load([at, channel]), one, PRECISION)
+        one = product(left, tl.where((place < pixels)[:, None], x.load([at, channel]), 0.0), one, PRECISION)
         if KW == 3:
-            two = product(left, x.load([at + 1, channel]), two, PRECISION)
-            three = product(left, x.load([at + 2, channel]), three, PRECISION)
+            second = tl.where((place + 1 < pixels)[:, None], x.load([at + 1, channel]), 0.0)
+            two = product(left, second, two, PRECISION)
+            third = tl.where((place + 2 < pixels)[:, None], x.load([at + 2, channel]), 0.0)
+            three = product(left, third, three, PRECISION)
     rows = (row * PARTS + part).to(tl.int64) * OC + out + tl.arange(0, BO)
-    place = parts + (rows[:, None] * KH + line) * (KW * C) + channel + tl.arange(0, BC)[None, :]
-    tl.store(place, one)
+    to = parts + (rows[:, None] * KH + line) * (KW * C) + channel + tl.arange(0, BC)[None, :]
+    tl.store(to, one)
     if KW == 3:
-        tl.store(place + C, two)
-        tl.store(place + 2 * C, three)
+        tl.store(to + C, two)
+        tl.store(to + 2 * C, three)
 
 
 @triton.jit
