@@ -38,23 +38,19 @@ def config_of(model: str, **overrides: Any) -> otafl.Config:
     return config.replace(keys)
 
 
+ENGINES = [("batched", 0), ("threads", 0), ("threads", 10**9), ("preactivation", 0)]
+"""And from how many values on channels lie last in memory."""
+
+
 @pytest.mark.parametrize("batches", ["per_step", "per_round"])
 @pytest.mark.parametrize(
-    ("model", "engine"),
-    [
-        (model, engine)
-        for model in MODELS
-        for engine in ("batched", "threads", "preactivation")
-        if model in DENSE or engine != "preactivation"
-    ],
+    ("model", "engine", "channels_last_from"),
+    [(model, *engine) for model in MODELS for engine in ENGINES if model in DENSE or engine[0] != "preactivation"],
 )
-@pytest.mark.parametrize("channels_last_from", [0, 10**9])
 def test_fast_engines_equal_the_reference(
-    model: str, engine: str, batches: str, channels_last_from: int, monkeypatch: pytest.MonkeyPatch
+    model: str, engine: str, channels_last_from: int, batches: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From shared starts, from own starts, and with some devices not trained."""
-    if channels_last_from and engine != "threads":
-        pytest.skip("it is for threads")
     monkeypatch.setattr("otafl.engine.training.CHANNELS_LAST_FROM", channels_last_from)
     ends = {}
     for name in ("reference", engine):
