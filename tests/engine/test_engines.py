@@ -290,6 +290,24 @@ def test_evaluation_is_in_evaluation_mode() -> None:
     assert loss.tolist() == pytest.approx([math.log(3)] * 2)
 
 
+def test_sums_and_norms_as_on_a_gpu_are_those_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch for masks that the host does not read: some devices trained, one of them with NaN outside the mask."""
+    sim = simulate(make_config("fedavg", {"training.engine": "batched", "model.hidden": [4, 4]}))
+    trained = torch.tensor([[True, False, True, True], [False, True, True, False]])
+    who, weights = trained.clone(), torch.arange(8.0, dtype=torch.float64).view(2, 4)
+    who[0, 3] = False
+    found = []
+    for looks in (True, False):
+        monkeypatch.setattr("otafl.engine.updates.can_look", lambda values, looks=looks: looks)
+        updates = sim.round_at(0).train(sim.problem.initial, trained)
+        updates._ends[2] = torch.nan
+        updates._versions = updates._current_versions()
+        found.append((updates.norms(who), updates.superpose(weights, who)))
+    for one, other in zip(*found, strict=True):
+        assert one.isfinite().all()
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("engine", ["batched", "threads"])
 def test_rounds_in_which_nobody_trains_have_updates_of_zero(engine: str) -> None:
     round_ = simulate(make_config("fedavg", {"training.engine": engine, "model.hidden": [4, 4]})).round_at(0)

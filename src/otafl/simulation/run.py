@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from otafl.config.schema import PAPER_PARAMS, Config, load_config, scaled_gamma
+from otafl.config.schema import PAPER_PARAMS, Config, load_config, num_params, scaled_gamma
 from otafl.core.metrics import Ledger, Rows, consensus, on_host
 from otafl.core.state import continued, rebuilt, tensors_of
 from otafl.engine import models
@@ -150,8 +150,7 @@ def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Co
         config = config.replace({"model.name": "module", "model.digest": digest})
         gamma = getattr(config.algorithm.spec, "gamma", None)
         if isinstance(gamma, float) and gamma == getattr(type(config.algorithm.spec), "gamma", None):
-            size = sum(parameter.numel() for parameter in model.parameters())
-            scaled = float(f"{gamma * (size / PAPER_PARAMS) ** 0.5:.4g}")
+            size, scaled = num_params(config), scaled_gamma(gamma, config)
             config = config.replace({"algorithm.gamma": scaled})
             change = f"for the paper's {PAPER_PARAMS:,} parameters; for this module's {size:,} it is {scaled:g}"
             notes = (f"algorithm.gamma = {gamma:g} is {change}, so that the same devices are heard",)
@@ -308,7 +307,8 @@ def _finish(
     diverged = {seed: r for seed, r in zip(sim.seeds, ledger.diverged_at.tolist(), strict=True) if r >= 0}
     diverged = failures(sim.config, rounds, metrics, params, diverged)
     summary = summarise(sim, rounds, metrics, diverged, wall_s)
-    notes = () if np.nansum(metrics["num_active"]) > 0 else (_unheard(sim),)
+    active = metrics["num_active"][:, 1:]
+    notes = (_unheard(sim),) if np.isfinite(active).any() and not np.nansum(active) else ()
     if continued:
         summary["continued"] = list(continued)
     if directory is not None:
