@@ -7,6 +7,7 @@ Does not know: how anything is computed.
 import contextlib
 import io
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -211,6 +212,9 @@ def sweep(
     file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A base configuration and axes.")],
     overrides: Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of every run, for instance 0-4.")] = None,
+    chosen: Annotated[
+        str | None, typer.Option(metavar="CHOSEN.toml", help="What 'otafl tune' chose for this file: run only that.")
+    ] = None,
     device: Device = "auto",
     executor: ExecutorName = "local",
     workers: Workers = None,
@@ -224,10 +228,10 @@ def sweep(
     from otafl.studies.sweep import load_sweep
 
     _check_out(out)
-    chosen = _parsed(overrides)
+    keys = _parsed(overrides)
     if seeds is not None:
-        chosen["experiment.seeds"] = parse_seeds(seeds)
-    asked = load_sweep(file, chosen)
+        keys["experiment.seeds"] = parse_seeds(seeds)
+    asked = load_sweep(file, keys, chosen)
 
     from otafl.studies.conduct import Executor, conduct
     from otafl.studies.study import Study
@@ -269,10 +273,11 @@ def tune(
     for group, point in found.chosen.items():
         where = ", ".join(str(value) for _, value in group) or asked.name
         best = ", ".join(f"{axis} = {value}" for axis, value in point.values)
-        print(f"{where:<28} {best:<48} validation {point.score:.2f} %")
+        score = "nothing to choose" if math.isnan(point.score) else f"validation {point.score:.2f} %"
+        print(f"{where:<28} {best:<48} {score}")
     for warning in found.warnings:
         print(f"otafl: {warning}", file=sys.stderr)
-    print(f"table  {table}\nchosen {chosen}")
+    print(f"table  {table}\nchosen {chosen}\nnext   otafl sweep {file} --chosen {chosen}")
     return found.status
 
 

@@ -101,7 +101,11 @@ def tuning_sweep(section: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("section", "match"),
     [
-        ({"search": "random"}, "choose from grid, halving, optuna"),
+        ({"search": "random"}, "choose from grid, turns, halving, optuna"),
+        ({"where": {"cell.radius": 1.0}}, "name axes, and the value"),
+        ({"where": {"training.lr": 0.1}}, "it cannot be fixed, too"),
+        ({"where": {"algorithm.name": "opc"}}, "no run has these values"),
+        ({"eval_every": 0}, "whole number above 0"),
         ({"over": ["training.lt"]}, "is no axis"),
         ({"round": 3}, "did you mean 'rounds'"),
         ({"rounds": 0}, "whole number above 0"),
@@ -117,7 +121,7 @@ def test_tuning_mistakes(section: dict[str, Any], match: str, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["grid", "halving", "optuna"])
+@pytest.mark.parametrize("search", ["grid", "turns", "halving", "optuna"])
 def test_tuning_chooses_by_validation_accuracy_on_its_own_seeds(search: str, tmp_path: Path) -> None:
     section = {
         "over": ["training.lr", "algorithm.omega"],
@@ -132,7 +136,7 @@ def test_tuning_chooses_by_validation_accuracy_on_its_own_seeds(search: str, tmp
     assert len(found.chosen) == 2
     for group, best in found.chosen.items():
         assert best.score == max(p.score for p in found.points if p.group == group and p.rounds == 9)
-    counts = {"grid": 3 + 6, "halving": (3 + 6) + (1 + 2) + (1 + 1), "optuna": 6}
+    counts = {"grid": 3 + 6, "turns": 3 + 6, "halving": (3 + 6) + (1 + 2) + (1 + 1), "optuna": 6}
     assert len(found.points) == counts[search]
     for run in (tmp_path / "tune" / "runs").iterdir():
         assert set(read_run(run).config.experiment.seeds) == {100, 101}
@@ -145,9 +149,80 @@ def test_tuning_chooses_by_validation_accuracy_on_its_own_seeds(search: str, tmp
 def test_a_best_value_at_the_edge_is_pointed_out() -> None:
     asked = tuning_sweep({})
     point = tune.Point((("algorithm.name", "sca"),), (("training.lr", 0.2), ("algorithm.omega", 1.0)), 100, 50.0)
-    (warning,) = tune._edges(point, asked)  # two values of ω are no grid to have an edge
+    (warning,) = tune._edges(point, asked.cases, "t")  # two values of ω are no grid to have an edge
     assert "sca: the best training.lr = 0.2 is at the edge" in warning
-    assert not tune._edges(tune.Point((), (("training.lr", 0.1),), 100, 50.0), asked)
+    assert not tune._edges(tune.Point((), (("training.lr", 0.1),), 100, 50.0), asked.cases, "t")
+
+
+TURNS: dict[str, Any] = {
+    "set": {**SMALL, "experiment.seeds": [0]},
+    "axes": {
+        "cell.radius_m": [500.0, 1500.0],
+        "method": [
+            {"label": "SCA", "algorithm.name": "sca"},
+            {"label": "BB", "algorithm.name": "bb-interior"},
+            {"label": "ideal", "algorithm.name": "fedavg", "training.lr": 0.2},
+        ],
+        "training.lr": [0.1, 0.2, 0.3],
+    },
+    "override": [
+        {"if": {"method": "SCA"}, "axes": {"algorithm.omega": [0.01, 1.0]}},
+        {
+            "if": {"method": "BB"},
+            "axes": {"algorithm.truncation": [1.0, 2.0], "algorithm.interior_radius_m": [1500.0, 900.0, 700.0]},
+        },
+        {"if": {"method": "ideal"}, "drop": ["training.lr"]},
+    ],
+    "tune": {
+        "over": ["training.lr", "algorithm.omega", "algorithm.truncation", "algorithm.interior_radius_m"],
+        "where": {"cell.radius_m": 1500.0},
+        "search": "turns",
+        "rounds": 4,
+        "seeds": [100],
+    },
+}
+
+
+def test_turns_choose_each_knob_with_the_rate_and_a_sweep_takes_what_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made-up scores whose best point is known: (η_0, knob) = (0.2, second value), radius 900 m."""
+    import tomllib
+
+    from otafl.studies.sweep import _with_chosen
+
+    asked = parse_sweep(TURNS, "t.toml", "t")
+    assert len(asked.cases) == 2 * (3 * 2 + 3 * 2 * 3 + 1)
+    tried: list[dict[str, Any]] = []
+
+    def scored(cases: Any, sweep: Any, folder: Path, chosen: Any, rounds: int, executor: Any) -> Any:
+        points = []
+        for case in cases:
+            tried.append(dict(case.axes))
+            value = 50.0 - 100 * abs(case.axes["training.lr"] - 0.2)
+            value += case.axes.get("algorithm.omega", 0.0) + case.axes.get("algorithm.truncation", 0.0)
+            value += case.axes.get("algorithm.interior_radius_m") == 900.0
+            points.append(tune._point(case, chosen, value))
+        return points, 0
+
+    monkeypatch.setattr(tune, "_evaluate", scored)
+    found = tune.tune(asked, tmp_path, "t.toml", device="cpu", quiet=True)
+    assert {axes["cell.radius_m"] for axes in tried} == {1500.0}
+    bb = [axes for axes in tried if axes["method"] == "BB"]
+    assert len(bb) == 3 * 2 + 3 * 3  # not 3 · 2 · 3
+    assert all(axes["algorithm.interior_radius_m"] == 1500.0 for axes in bb[:6])
+    assert all(axes["algorithm.truncation"] == 2.0 for axes in bb[6:])
+    assert not [axes for axes in tried if axes["method"] == "ideal"]  # nothing to choose
+    _, file = tune.write(found, asked, tmp_path)
+    rules = tomllib.loads(file.read_text())["override"]
+    report = parse_sweep(_with_chosen(TURNS, rules, "t.toml", "chosen.toml"), "t.toml", "t")
+    assert len(report.cases) == 2 * 3  # both radii
+    values = {case.axes["method"]: (case.config.training.lr, case.config.algorithm.spec) for case in report.cases}
+    assert values["SCA"][0] == values["BB"][0] == values["ideal"][0] == 0.2
+    assert values["SCA"][1].omega == 1.0
+    assert (values["BB"][1].truncation, values["BB"][1].interior_radius_m) == (2.0, 900.0)
+    with pytest.raises(ConfigError, match="no choice for"):
+        parse_sweep(_with_chosen(TURNS, rules[:1], "t.toml", "chosen.toml"), "t.toml", "t")
 
 
 def test_figures_need_the_papers_runs() -> None:

@@ -59,6 +59,22 @@ def test_values_of_several_keys_overrides_and_dropped_axes() -> None:
     assert asked.cases[0].config.algorithm.spec.gamma == 1e-10
 
 
+def test_axes_that_apply_only_where_an_override_says_so() -> None:
+    asked = sweep(
+        {
+            "axes": {"algorithm.name": ["fedavg", "sca", "fedoag"], "training.lr": [0.1, 0.2]},
+            "override": [
+                {"if": {"algorithm.name": "sca"}, "axes": {"algorithm.omega": [0.1, 0.2, 0.3]}},
+                {"if": {"algorithm.name": "fedoag"}, "axes": {"algorithm.gamma": [1e-10]}, "drop": ["training.lr"]},
+            ],
+        }
+    )
+    assert [case.label for case in asked.cases[:3]] == ["fedavg, 0.1", "fedavg, 0.2", "sca, 0.1, 0.1"]
+    assert len(asked.cases) == 2 + 6 + 1
+    assert asked.cases[-1].label == "fedoag, 1e-10"
+    assert asked.axes["algorithm.omega"] == [0.1, 0.2, 0.3]
+
+
 @pytest.mark.parametrize(
     ("content", "match"),
     [
@@ -70,8 +86,11 @@ def test_values_of_several_keys_overrides_and_dropped_axes() -> None:
         ({"axes": {"rate": [0.1]}}, "name a key as section.key"),
         ({"axes": {"rate": [{"training.lr": 0.1}]}}, "needs a label"),
         ({"axes": {"training.lr": [0.1]}, "override": [{"if": {"training.lt": 0.1}}]}, "is no axis .did you mean"),
-        ({"axes": {"training.lr": [0.1]}, "override": [{"wenn": {}}]}, "an override has if, set and drop"),
+        ({"axes": {"training.lr": [0.1]}, "override": [{"wenn": {}}]}, "an override has if, set, drop, axes"),
         ({"axes": {"training.lr": ["fast"]}}, "run fast: training.lr"),
+        ({"axes": {"training.lr": [0.1]}, "override": [{"axes": {"training.lr": [0.2]}}]}, "is an axis of all runs"),
+        ({"override": [{"axes": {"algorithm.gamma": []}}]}, "give a list of values"),
+        ({"axes": {f"{section}.x": list(range(400)) for section in ("cell", "radio")}}, "more than 100000 runs"),
         ({"axes": {"algorithm.name": ["fedog"]}}, "did you mean"),
         ({"base": 3}, "must be a preset"),
         ({"name": "a/b"}, "use letters"),

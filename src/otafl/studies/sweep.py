@@ -14,6 +14,7 @@
     if = { "algorithm.name" = "sca" }
     set = { "training.lr" = 0.03 }
     drop = ["algorithm.gamma"]                       # this axis does not apply there: one run instead of several
+    axes = { "algorithm.omega" = [0.01, 0.1] }       # and this one applies only there
 
 Seeds are not an axis, since all seeds of a run are one batch (`experiment.seeds`).
 
@@ -23,7 +24,7 @@ Does not know: how runs are carried out.
 
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,10 @@ from otafl.errors import ConfigError
 from otafl.runs.identity import name_hash
 
 TOP_LEVEL = ("name", "base", "set", "axes", "override", "tune")
+OVERRIDE = ("if", "set", "drop", "axes")
 BASE = "base"
+CHOSEN = "chosen by otafl tune"
+"""Key of a sweep's content under which a file of choices and its overrides are handed on."""
 MOST_RUNS = 100_000
 
 
@@ -46,6 +50,8 @@ class Case:
     axes: Mapping[str, Any]
     """Axis to the value or label of this run, without axes that do not apply."""
     config: Config
+    keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Axis to the keys that its value sets."""
 
     @property
     def label(self) -> str:
@@ -72,18 +78,65 @@ class Sweep:
     """The section [tune], for `otafl tune`."""
 
 
-def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Sweep:
-    """Read a sweep file; `overrides` change every run on top of everything else."""
+def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None, chosen: str | Path | None = None) -> Sweep:
+    """Read a sweep file.
+
+    Args:
+        path: the file.
+        overrides: keys that change every run, on top of everything else.
+        chosen: a file that `otafl tune` wrote for this sweep; searched axes then have their chosen values only.
+
+    Returns:
+        The sweep, with every run's configuration checked.
+    """
     path = Path(path)
+    content = _content(path, "see 'otafl sweep --help' for what a sweep file is")
+    if chosen is not None:
+        rules = _content(Path(chosen), "'otafl tune' writes it").get("override", [])
+        content = _with_chosen(content, rules, str(path), str(chosen))
+    return parse_sweep(content, str(path), path.stem, path.parent, overrides)
+
+
+def searched(content: Mapping[str, Any]) -> list[Any]:
+    """The axes that the section [tune] of a sweep searches, as they stand there."""
+    section = content.get("tune", {})
+    over = section.get("over", ["training.lr"]) if isinstance(section, dict) else []
+    return over if isinstance(over, list) else []
+
+
+def _content(path: Path, hint: str) -> dict[str, Any]:
     try:
-        content = tomllib.loads(content_of(path).decode())
+        return tomllib.loads(content_of(path).decode())
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file; see 'otafl sweep --help' for what a sweep file is") from error
+        raise ConfigError(f"{path}: no such file; {hint}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    return parse_sweep(content, str(path), path.stem, path.parent, overrides)
+
+
+def _with_chosen(content: Mapping[str, Any], rules: Any, where: str, chosen: str) -> dict[str, Any]:
+    """The content of a sweep file without the axes that were searched, and with what was chosen for each run."""
+    over = searched(content)
+
+    def kept(axes: Any) -> Any:
+        return {k: v for k, v in _flat(axes, f"{where}: axes").items() if k not in over}
+
+    def rest(rule: Any) -> Any:
+        if not isinstance(rule, dict):
+            return rule
+        rule = dict(rule)
+        if "axes" in rule:
+            rule["axes"] = kept(rule["axes"])
+        if isinstance(rule.get("drop"), list):
+            rule["drop"] = [axis for axis in rule["drop"] if axis not in over]
+        return rule
+
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules) or not rules:
+        raise ConfigError(f"{chosen}: has no choices; it is a file that 'otafl tune' wrote")
+    own = content.get("override", [])
+    own = [rest(rule) for rule in own] if isinstance(own, list) else own
+    return {**content, "axes": kept(content.get("axes", {})), "override": own, CHOSEN: (chosen, rules)}
 
 
 def parse_sweep(
@@ -95,7 +148,7 @@ def parse_sweep(
 ) -> Sweep:
     """The sweep that a file's content describes; paths of base files are relative to `folder`."""
     for key in content:
-        if key not in TOP_LEVEL:
+        if key not in (*TOP_LEVEL, CHOSEN):
             raise ConfigError(
                 f"{where}: {key}: unknown{registry.nearest(key, TOP_LEVEL)}; a sweep has {', '.join(TOP_LEVEL)}"
             )
@@ -104,45 +157,70 @@ def parse_sweep(
         raise ConfigError(f"{where}: name = {name!r}: use letters, digits, '-', '_' and '.'")
     axes = _axes(content.get("axes", {}), where)
     rules = _overrides(content.get("override", []), axes, where)
+    source, choices = content.get(CHOSEN, ("", []))
+    choices = _overrides(choices, {axis: [] for axis in _all_axes(axes, rules)}, source)
     fixed = _flat(content.get("set", {}), f"{where}: set")
     base = content.get("base", "stationary")
 
     cases: dict[str, Case] = {}
-    number = 1
-    for values in axes.values():
-        number *= len(values)
-    if number > MOST_RUNS:
-        raise ConfigError(f"{where}: {number} runs; at most {MOST_RUNS} in one sweep")
-    for point in itertools.product(*axes.values()):
-        place = dict(zip(axes, point, strict=True))
-        labels = {axis: _label(value) for axis, value in place.items()}
-        here, keys = base, dict(fixed)
-        rules_here = [rule for rule in rules if rule.matches(place, labels)]
-        dropped = {axis for rule in rules_here for axis in rule.drop}
+    for place in list(_places(axes, rules, where)):  # before any is checked, so that too many are refused at once
+        here, keys, set_by = base, dict(fixed), {}
         for axis, value in place.items():
-            if axis in dropped:
-                continue
             if axis == BASE:
                 here = value
-            elif isinstance(value, Mapping):
-                keys |= {key: item for key, item in value.items() if key != "label"}
-            else:
-                keys[axis] = value
-        for rule in rules_here:
+                continue
+            set_by[axis] = (
+                {k: v for k, v in value.items() if k != "label"} if isinstance(value, Mapping) else {axis: value}
+            )
+            keys |= set_by[axis]
+        for rule in rules:
+            if rule.matches(place):
+                keys |= rule.set
+        told = ", ".join(_word(_label(value)) for value in place.values()) or "base"
+        chosen = [rule for rule in choices if rule.matches(place)]
+        if source and not chosen:
+            raise ConfigError(f"{source}: has no choice for {told}; run 'otafl tune {where}' again")
+        for rule in chosen:
             keys |= rule.set
         keys |= overrides or {}
         try:
             config = load_config(_base(here, folder), keys)
         except ConfigError as error:
-            raise ConfigError(f"{where}, run {', '.join(map(_word, labels.values())) or 'base'}: {error}") from error
-        kept = {axis: label for axis, label in labels.items() if axis not in dropped}
-        cases.setdefault(config.digest, Case(kept, config))
+            raise ConfigError(f"{where}, run {told}: {error}") from error
+        labels = {axis: _label(value) for axis, value in place.items()}
+        cases.setdefault(config.digest, Case(labels, config, set_by))
     tune = content.get("tune", {})
     if not isinstance(tune, dict):
         raise ConfigError(f"{where}: write tune as a section, [tune]")
     return Sweep(
-        name, tuple(cases.values()), {axis: [_label(v) for v in values] for axis, values in axes.items()}, tune
+        name, tuple(cases.values()), {a: list(map(_label, v)) for a, v in _all_axes(axes, rules).items()}, tune
     )
+
+
+def _places(axes: Mapping[str, list[Any]], rules: Sequence["_Override"], where: str) -> Iterator[dict[str, Any]]:
+    """Every combination of the axes that apply together, each as axis to value."""
+    number = 0
+    for point in itertools.product(*axes.values()):
+        place = dict(zip(axes, point, strict=True))
+        here = [rule for rule in rules if rule.matches(place)]
+        dropped = {axis for rule in here for axis in rule.drop}
+        more = {axis: values for rule in here for axis, values in rule.axes.items()}
+        outer = {axis: value for axis, value in place.items() if axis not in dropped}
+        for inner in itertools.product(*more.values()):
+            number += 1
+            if number > MOST_RUNS:
+                raise ConfigError(f"{where}: more than {MOST_RUNS} runs in one sweep")
+            yield outer | dict(zip(more, inner, strict=True))
+
+
+def _all_axes(axes: Mapping[str, list[Any]], rules: Sequence["_Override"]) -> dict[str, list[Any]]:
+    """All axes, also those that apply only to some runs, with all their values."""
+    found = dict(axes)
+    for rule in rules:
+        for axis, values in rule.axes.items():
+            before = found.get(axis, [])
+            found[axis] = before + [value for value in values if value not in before]
+    return found
 
 
 @dataclass(frozen=True)
@@ -150,11 +228,15 @@ class _Override:
     when: Mapping[str, Any]
     set: Mapping[str, Any]
     drop: tuple[str, ...]
+    axes: Mapping[str, list[Any]]
 
-    def matches(self, place: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    def matches(self, place: Mapping[str, Any]) -> bool:
+        """Whether a run on these values has those of `if`."""
         for axis, wanted in self.when.items():
+            if axis not in place:
+                return False
             allowed = wanted if isinstance(wanted, list) else [wanted]
-            if place[axis] not in allowed and labels[axis] not in allowed:
+            if place[axis] not in allowed and _label(place[axis]) not in allowed:
                 return False
         return True
 
@@ -193,8 +275,8 @@ def _overrides(rules: Any, axes: Mapping[str, list[Any]], where: str) -> list[_O
     found = []
     for rule in rules:
         for key in rule:
-            if key not in ("if", "set", "drop"):
-                raise ConfigError(f"{where}: override: {key}: unknown; an override has if, set and drop")
+            if key not in OVERRIDE:
+                raise ConfigError(f"{where}: override: {key}: unknown; an override has {', '.join(OVERRIDE)}")
         when = _flat(rule.get("if", {}), f"{where}: override: if")
         drop = rule.get("drop", [])
         if not isinstance(drop, list):
@@ -202,7 +284,13 @@ def _overrides(rules: Any, axes: Mapping[str, list[Any]], where: str) -> list[_O
         for axis in [*when, *drop]:
             if not isinstance(axis, str) or axis not in axes:
                 raise ConfigError(f"{where}: override: {axis!r} is no axis{registry.nearest(str(axis), axes)}")
-        found.append(_Override(when, _flat(rule.get("set", {}), f"{where}: override: set"), tuple(drop)))
+        more = _axes(rule.get("axes", {}), f"{where}: override")
+        for axis in more:
+            if axis in axes or axis == BASE:
+                raise ConfigError(
+                    f"{where}: override: axes: {axis} is an axis of all runs; change it there, or drop it"
+                )
+        found.append(_Override(when, _flat(rule.get("set", {}), f"{where}: override: set"), tuple(drop), more))
     return found
 
 

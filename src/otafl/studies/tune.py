@@ -4,14 +4,20 @@ The axes of a sweep named in `[tune] over` are searched; every combination of th
 
     [tune]
     over = ["training.lr", "algorithm.gamma"]    # default: training.lr
+    where = { "cell.radius_m" = 1500.0 }         # search in these runs only; their choice is for all radii
     seeds = [100, 101, 102]                      # apart from the reported ones
     rounds = 100
-    search = "grid"                              # or "halving" or "optuna"
+    eval_every = 100                             # default: only after the last round
+    search = "grid"                              # or "turns", "halving" or "optuna"
     trials = 20                                  # optuna: evaluations per choice
 
-The score is the mean over seeds of the validation accuracy after the last round, 0 where a seed diverged. Halving runs
-the whole grid for a ninth of the rounds, the best third of it for a third, and the best third of these in full.
-Optuna searches between the smallest and largest value of each axis, in logarithms where all are positive.
+The score is the validation accuracy of the last rounds (of the last 50, as far as they are recorded), mean over seeds,
+where a seed that failed counts with 0.
+Turns searches the first axis together with each of the others, one after the other: an axis has the first of its values
+until its turn, and what was chosen for it afterwards.
+Halving runs the whole grid for a ninth of the rounds, the best third of it for a third, and the best third of these in
+full. Optuna searches between the smallest and largest value of each axis, in logarithms where all are positive.
+A combination with a single point has nothing to choose and is not run.
 
 Knows: sweeps, studies, validation accuracy.
 Does not know: methods.
@@ -20,8 +26,8 @@ Does not know: methods.
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +41,14 @@ from otafl.studies.sweep import Case, Sweep
 
 DEFAULTS: dict[str, Any] = {
     "over": ["training.lr"],
+    "where": {},
     "seeds": [100, 101, 102],
     "rounds": 100,
+    "eval_every": None,
     "search": "grid",
     "trials": 20,
 }
-SEARCHES = ("grid", "halving", "optuna")
+SEARCHES = ("grid", "turns", "halving", "optuna")
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,9 @@ class Point:
     """The searched axes, with their values."""
     rounds: int
     score: float
-    """Validation accuracy in percent."""
+    """Validation accuracy in percent; NaN for a combination with a single point."""
+    keys: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The keys that the searched axes set."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +87,18 @@ def settings(sweep: Sweep, where: str) -> dict[str, Any]:
     chosen = {**DEFAULTS, **sweep.tune}
     if chosen["search"] not in SEARCHES:
         raise ConfigError(f"{where}: tune.search = {chosen['search']!r}: choose from {', '.join(SEARCHES)}")
+    chosen["eval_every"] = chosen["rounds"] if chosen["eval_every"] is None else chosen["eval_every"]
+    if not isinstance(chosen["where"], dict) or not set(chosen["where"]) <= set(sweep.axes):
+        raise ConfigError(f"{where}: tune.where = {chosen['where']!r}: name axes, and the value that each has")
     for key in ("over", "seeds"):
         if not isinstance(chosen[key], list) or not chosen[key]:
             raise ConfigError(f"{where}: tune.{key} = {chosen[key]!r}: give a list")
     for axis in chosen["over"]:
         if not isinstance(axis, str) or axis not in sweep.axes:
             raise ConfigError(f"{where}: tune.over: {axis!r} is no axis{registry.nearest(str(axis), sweep.axes)}")
-    for key in ("rounds", "trials"):
+        if axis in chosen["where"]:
+            raise ConfigError(f"{where}: tune.where: {axis} is searched; it cannot be fixed, too")
+    for key in ("rounds", "eval_every", "trials"):
         if not isinstance(chosen[key], int) or isinstance(chosen[key], bool) or chosen[key] < 1:
             raise ConfigError(f"{where}: tune.{key} = {chosen[key]!r}: must be a whole number above 0")
     if not all(isinstance(seed, int) and not isinstance(seed, bool) for seed in chosen["seeds"]):
@@ -99,11 +114,14 @@ def settings(sweep: Sweep, where: str) -> dict[str, Any]:
 
 Axes = tuple[tuple[str, Any], ...]
 """Axes and their values."""
+Found = tuple[list[Point], int]
+"""Points, and the exit status of their runs."""
 
 
-def _split(case: Case, over: Sequence[str]) -> tuple[Axes, Axes]:
-    """Split a case's axes into those that are not searched and those that are."""
-    items = [(axis, _hashable(value)) for axis, value in case.axes.items()]
+def _split(case: Case, chosen: Mapping[str, Any]) -> tuple[Axes, Axes]:
+    """Split a case's axes into those that tell groups apart, and those that are searched."""
+    items = [(axis, _hashable(value)) for axis, value in case.axes.items() if axis not in chosen["where"]]
+    over = chosen["over"]
     return tuple(item for item in items if item[0] not in over), tuple(item for item in items if item[0] in over)
 
 
@@ -115,34 +133,61 @@ def _hashable(value: Any) -> Any:
 def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:
     """Carry out the search in a folder; runs that are there already are not made again."""
     chosen = settings(sweep, where)
-    search: dict[str, Callable[[Sweep, Path, dict[str, Any], dict[str, Any]], tuple[list[Point], int]]] = {
+    fixed = chosen["where"].items()
+    here = [case for case in sweep.cases if all(case.axes.get(axis, value) == value for axis, value in fixed)]
+    if not here:
+        raise ConfigError(f"{where}: tune.where = {chosen['where']!r}: no run has these values")
+    groups = _grouped(here, chosen)
+    best = {group: _point(cases[0], chosen, math.nan) for group, cases in groups.items() if len(cases) == 1}
+    part = replace(sweep, cases=tuple(case for group in groups if group not in best for case in groups[group]))
+    search: dict[str, Callable[[Sweep, Path, dict[str, Any], dict[str, Any]], Found]] = {
         "grid": _grid,
+        "turns": _turns,
         "halving": _halving,
         "optuna": _optuna,
     }
-    points, status = search[chosen["search"]](sweep, folder, chosen, executor)
-    best: dict[tuple[tuple[str, Any], ...], Point] = {}
+    points, status = search[chosen["search"]](part, folder, chosen, executor) if part.cases else ([], 0)
     for point in points:
-        if point.rounds == chosen["rounds"] and point.score > best.get(point.group, Point((), (), 0, -1.0)).score:
+        before = best.get(point.group)
+        if point.rounds == chosen["rounds"] and (before is None or point.score > before.score):
             best[point.group] = point
-    warnings = tuple(warning for point in best.values() for warning in _edges(point, sweep))
-    return Tuned(tuple(points), best, warnings, status)
+    warnings = tuple(warning for group in best for warning in _edges(best[group], groups[group], sweep.name))
+    return Tuned(tuple(points), {group: best[group] for group in groups if group in best}, warnings, status)
+
+
+def _grouped(cases: Iterable[Case], chosen: Mapping[str, Any]) -> dict[Axes, list[Case]]:
+    """The cases among which each choice is made."""
+    groups: dict[Axes, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(_split(case, chosen)[0], []).append(case)
+    return groups
+
+
+def _values(cases: Sequence[Case], axis: str) -> list[Any]:
+    """The values that an axis has in some cases, in their order."""
+    return list(dict.fromkeys(_hashable(case.axes[axis]) for case in cases if axis in case.axes))
+
+
+def _point(case: Case, chosen: Mapping[str, Any], score: float) -> Point:
+    keys = {key: value for axis, part in case.keys.items() if axis in chosen["over"] for key, value in part.items()}
+    return Point(*_split(case, chosen), chosen["rounds"], score, keys)
 
 
 def _tuning_case(case: Case, chosen: Mapping[str, Any], rounds: int, extra: Mapping[str, Any] | None = None) -> Case:
     keys = {
         "experiment.rounds": rounds,
-        "experiment.eval_every": rounds,
+        "experiment.eval_every": min(rounds, chosen["eval_every"]),
         "experiment.seeds": list(chosen["seeds"]),
         "experiment.record": ["server", "validation"],
         **(extra or {}),
     }
-    return Case({**case.axes, **(extra or {})}, case.config.replace(keys))
+    set_by = {**case.keys, **{axis: {axis: value} for axis, value in (extra or {}).items()}}
+    return Case({**case.axes, **(extra or {})}, case.config.replace(keys), set_by)
 
 
 def _evaluate(
     cases: Sequence[Case], sweep: Sweep, folder: Path, chosen: dict[str, Any], rounds: int, executor: dict[str, Any]
-) -> tuple[list[Point], int]:
+) -> Found:
     """Scores of some cases after some rounds."""
     part = replace(sweep, cases=tuple({case.config.digest: case for case in cases}.values()))
     study = Study(folder, part)
@@ -156,19 +201,46 @@ def _evaluate(
             continue
         if "validation_accuracy" not in summary:
             raise OtaflError(f"{study.place(case)}: has no validation accuracy; tuning needs a classification problem")
-        mean = summary["validation_accuracy"]["mean"]
-        diverged = bool(summary.get("diverged")) or mean is None or math.isnan(mean)
-        points.append(Point(*_split(case, chosen["over"]), rounds, 0.0 if diverged else 100 * mean))
+        score = 100 * summary["validation_accuracy"]["mean"]
+        points.append(replace(_point(case, chosen, score), rounds=rounds))
     return points, outcome.status
 
 
-def _grid(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[str, Any]) -> tuple[list[Point], int]:
+def _grid(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[str, Any]) -> Found:
     rounds = chosen["rounds"]
     cases = [_tuning_case(case, chosen, rounds) for case in sweep.cases]
     return _evaluate(cases, sweep, folder, chosen, rounds, executor)
 
 
-def _halving(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[str, Any]) -> tuple[list[Point], int]:
+def _turns(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[str, Any]) -> Found:
+    """The first axis together with each of the others in turn, per group."""
+    first, *others = chosen["over"]
+    groups = _grouped(sweep.cases, chosen)
+    here = {
+        group: {axis: _values(cases, axis)[0] for axis, _ in _split(cases[0], chosen)[1]}
+        for group, cases in groups.items()
+    }
+    points: dict[tuple[Axes, Axes], Point] = {}
+    status = 0
+    for turn in range(max(1, len(others))):
+        asked: list[Case] = []
+        for group, cases in groups.items():
+            knobs = [axis for axis in others if axis in here[group]]
+            if turn < max(1, len(knobs)):
+                fixed = {k: v for k, v in here[group].items() if k != first and k not in knobs[turn : turn + 1]}
+                asked += [c for c in cases if all(_hashable(c.axes[axis]) == value for axis, value in fixed.items())]
+        cases = [_tuning_case(case, chosen, chosen["rounds"]) for case in asked]
+        found, code = _evaluate(cases, sweep, folder, chosen, chosen["rounds"], executor)
+        status = max(status, code)
+        points |= {(point.group, point.values): point for point in found}
+        for group in groups:
+            scores = [point for point in found if point.group == group]
+            if scores:
+                here[group] = dict(max(scores, key=lambda point: point.score).values)
+    return list(points.values()), status
+
+
+def _halving(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[str, Any]) -> Found:
     """A ninth of the rounds for all, a third for the best third, all for the best ninth, per group."""
     points: list[Point] = []
     alive, status = list(sweep.cases), 0
@@ -181,11 +253,11 @@ def _halving(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[
         for group in {point.group for point in found}:
             ranked = sorted((p for p in found if p.group == group), key=lambda p: -p.score)
             kept |= {(p.group, p.values) for p in ranked[: max(1, math.ceil(len(ranked) / 3))]}
-        alive = [case for case in alive if _split(case, chosen["over"]) in kept]
+        alive = [case for case in alive if _split(case, chosen) in kept]
     return points, status
 
 
-def _optuna(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[str, Any]) -> tuple[list[Point], int]:
+def _optuna(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[str, Any]) -> Found:
     """Tree-structured Parzen estimator between the ends of each axis, per group, one evaluation after the other."""
     try:
         import optuna
@@ -194,15 +266,13 @@ def _optuna(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[s
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     points: list[Point] = []
     status = 0
-    groups: dict[tuple[Any, ...], Case] = {}
-    for case in sweep.cases:
-        groups.setdefault(_split(case, chosen["over"])[0], case)
-    for case in groups.values():
+    for cases in _grouped(sweep.cases, chosen).values():
+        case = cases[0]
         axes = [axis for axis in chosen["over"] if axis in case.axes]
         study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
         for _ in range(chosen["trials"]):
             trial = study.ask()
-            extra = {axis: _suggest(trial, axis, list(sweep.axes[axis])) for axis in axes}
+            extra = {axis: _suggest(trial, axis, _values(cases, axis)) for axis in axes}
             found, code = _evaluate(
                 [_tuning_case(case, chosen, chosen["rounds"], extra)], sweep, folder, chosen, chosen["rounds"], executor
             )
@@ -223,14 +293,14 @@ def _suggest(trial: Any, axis: str, values: list[Any]) -> Any:
     return trial.suggest_categorical(axis, values)
 
 
-def _edges(point: Point, sweep: Sweep) -> list[str]:
-    """A warning for every searched axis of numbers whose best value is its first or last."""
+def _edges(point: Point, cases: Sequence[Case], name: str) -> list[str]:
+    """A warning for every searched axis of numbers whose best value is the least or the greatest that was tried."""
     found = []
     for axis, value in point.values:
-        values = sweep.axes[axis]
+        values = _values(cases, axis)
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         if len(numbers) == len(values) > 2 and value in (min(numbers), max(numbers)):
-            where = ", ".join(str(v) for _, v in point.group) or sweep.name
+            where = ", ".join(str(v) for _, v in point.group) or name
             found.append(
                 f"{where}: the best {axis} = {value:g} is at the edge of its grid; extend it, for every method alike"
             )
@@ -247,13 +317,14 @@ def write(tuned: Tuned, sweep: Sweep, folder: Path) -> tuple[Path, Path]:
         place = dict(point.group + point.values)
         mark = "yes" if tuned.chosen.get(point.group) == point else ""
         table.writerow([*(place.get(axis, "") for axis in axes), point.rounds, f"{point.score:.4f}", mark])
-    lines = ["# Values chosen by 'otafl tune'; paste them into a sweep file.", ""]
+    lines = ["# Values chosen by 'otafl tune'; 'otafl sweep FILE --chosen' takes them.", ""]
     for group, point in tuned.chosen.items():
-        lines.append(f"# validation accuracy {point.score:.2f} % after {point.rounds} rounds")
+        told = f"validation accuracy {point.score:.2f} % after {point.rounds} rounds"
+        lines.append("# nothing to choose" if math.isnan(point.score) else f"# {told}")
         lines.append("[[override]]")
         if group:
             lines.append(f"if = {{ {', '.join(f'{as_toml(a)} = {as_toml(v)}' for a, v in group)} }}")
-        lines.append(f"set = {{ {', '.join(f'{as_toml(a)} = {as_toml(v)}' for a, v in point.values)} }}")
+        lines.append(f"set = {{ {', '.join(f'{as_toml(a)} = {as_toml(v)}' for a, v in point.keys.items())} }}")
         lines.append("")
     paths = folder / "tuning.csv", folder / "chosen.toml"
     with explained(folder):
