@@ -1,4 +1,4 @@
-"""A data set for recipes/zero.py: one class is on a few devices alone, which recipes place far away."""
+"""A data set for recipes/zero.toml: one class is on a few devices alone, which recipes place far away."""
 
 from dataclasses import dataclass, replace
 

@@ -273,3 +273,17 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(executor: str, tmp_path: Pat
     assert process.returncode == 130
     assert "the same command continues" in shown
     assert list(runs.glob("*/checkpoint/*/state.safetensors"))
+
+
+@pytest.mark.parametrize("path", sorted(Path("recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_recipes_are_sweeps_whose_runs_are_all_valid(path: Path) -> None:
+    """Every configuration of a file is checked when it is loaded; every searched axis is one of its axes."""
+    from otafl.registry import load_plugin
+    from otafl.studies.tune import settings
+
+    for plugin in ("examples/gbma.py", "recipes/far_class.py"):
+        load_plugin(plugin)
+    asked = load_sweep(path)
+    assert len(asked.cases) > 1
+    if asked.tune:
+        assert set(settings(asked, str(path))["over"]) <= set(asked.axes)

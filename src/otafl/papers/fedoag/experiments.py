@@ -1,6 +1,6 @@
 """Which runs each figure and table needs: the paper's, and those that our own methods add.
 
-Hyper-parameters are those that `recipes/comparison.py` chose (validation accuracy after 100 rounds, seeds 100–102, the
+Hyper-parameters are those that `recipes/comparison.toml` chose (validation accuracy after 100 rounds, seeds 100–102, the
 same grid of learning rates for all): see docs/results.md.
 
 Knows: the paper's experiments.
