@@ -7,7 +7,8 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 .PHONY: run test check format bench clean
 
 run: $(VENV)/.run-ready
-	$(BIN)/python recipes/first_comparison.py
+	-@$(BIN)/otafl data get mnist
+	$(BIN)/otafl sweep first
 
 test: $(VENV)/.dev-ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -24,7 +24,7 @@ ROOMS = [
     ["config"],
     ["runs"],
     ["simulation"],
-    ["conformance", "report"],
+    ["conformance", "report", "complete"],
     ["studies"],
     ["papers"],
     ["cli"],

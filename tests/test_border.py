@@ -376,10 +376,10 @@ def test_tuning_over_lists(tmp_path: Path) -> None:
 
     keys = {**{k: v for k, v in TINY.items() if k != "model.hidden"}, "algorithm.gamma": TINY_GAMMA}
     for over in (["training.lr"], ["model.hidden"]):
-        content = {"set": keys, "axes": {"model.hidden": [[5], [6]], "training.lr": [0.1]},
+        content = {"set": keys, "axes": {"model.hidden": [[5], [6]], "training.lr": [0.1, 0.2]},
                    "tune": {"rounds": 2, "seeds": [7], "over": over}}  # fmt: skip
         found = tune(parse_sweep(content, "t", "t"), tmp_path / over[0], "t", device="cpu", quiet=True)
-        assert len(found.points) == 2
+        assert len(found.points) == 4
     for wrong in ({"over": [[1]]}, {"seeds": [[1]]}):
         sweep = parse_sweep({"set": keys, "axes": {"training.lr": [0.1]}, "tune": wrong}, "t", "t")
         with pytest.raises(ConfigError):

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from otafl.radio.knowledge import Knowledge
     from otafl.radio.vectors import Vectors
     from otafl.random import Streams
-    from otafl.report.compare import comparison
-    from otafl.report.figures import accuracy_over_rounds
+    from otafl.report.compare import compare
+    from otafl.report.plot import plot
+    from otafl.report.runs import read_runs
     from otafl.report.statistics import compared, estimate, final_accuracy, last_accuracy, paired_difference
     from otafl.runs.result import Result, read_run
     from otafl.simulation.build import Simulation
@@ -44,9 +45,10 @@ _HOMES = {
     "Simulation": "otafl.simulation.build",
     "State": "otafl.algorithms.parts.memoryless",
     "Updates": "otafl.engine.updates",
-    "accuracy_over_rounds": "otafl.report.figures",
     "compared": "otafl.report.statistics",
-    "comparison": "otafl.report.compare",
+    "compare": "otafl.report.compare",
+    "plot": "otafl.report.plot",
+    "read_runs": "otafl.report.runs",
     "estimate": "otafl.report.statistics",
     "final_accuracy": "otafl.report.statistics",
     "last_accuracy": "otafl.report.statistics",
@@ -89,32 +91,103 @@ def __dir__() -> list[str]:
 
 
 def register_algorithm(name: str) -> Callable[[Class], Class]:
-    """Class decorator: `[algorithm] name = "..."` chooses this class."""
+    """Class decorator that makes a method known: `[algorithm] name = "..."` then chooses it.
+
+    The class is a frozen dataclass whose fields are the section's keys. It has what `Algorithm` lists:
+
+        @otafl.register_algorithm("mine")
+        @dataclass(frozen=True)
+        class Mine:
+            knowledge = otafl.Knowledge(device={"h"})
+            gamma: float = 1e-9
+
+            def init(self, problem): ...
+            def step(self, state, round): ...
+
+    Args:
+        name: the name in a configuration.
+
+    Raises:
+        PluginError: another class has that name.
+    """
     return register("algorithms", name)
 
 
 def register_model(name: str) -> Callable[[Class], Class]:
-    """Class decorator: `[model] name = "..."` chooses this class."""
+    """Class decorator that makes a model known: `[model] name = "..."` then chooses it.
+
+    The class is a frozen dataclass whose fields are the section's keys. It has `build(shape)`, which takes
+    a `TaskShape` and returns a freshly initialised `nn.Module`.
+
+    Args:
+        name: the name in a configuration.
+
+    Raises:
+        PluginError: another class has that name.
+    """
     return register("models", name)
 
 
 def register_dataset(name: str) -> Callable[[Class], Class]:
-    """Class decorator: `[data] name = "..."` chooses this class."""
+    """Class decorator that makes a data set known: `[data] name = "..."` then chooses it.
+
+    The class is a frozen dataclass whose fields are the section's keys. It has `load(num_devices)`, which
+    returns a `Dataset`, the same for every seed.
+
+    Args:
+        name: the name in a configuration.
+
+    Raises:
+        PluginError: another class has that name.
+    """
     return register("datasets", name)
 
 
 def register_fading(name: str) -> Callable[[Class], Class]:
-    """Class decorator: `[fading] name = "..."` chooses this class."""
+    """Class decorator that makes a fading law known: `[fading] name = "..."` then chooses it.
+
+    The class is a frozen dataclass whose fields are the section's keys. It has two functions:
+    `coefficients(positions_m, streams)` takes positions [T, M, 2] and `Streams` and returns fading g of unit mean
+    power, complex [T, M]; `exceed_prob(power)` returns P(|g|² ≥ power) for an array of powers.
+
+    Args:
+        name: the name in a configuration.
+
+    Raises:
+        PluginError: another class has that name.
+    """
     return register("fading", name)
 
 
 def register_mobility(name: str) -> Callable[[Class], Class]:
-    """Class decorator: `[mobility] name = "..."` chooses this class."""
+    """Class decorator that makes a mobility law known: `[mobility] name = "..."` then chooses it.
+
+    The class is a frozen dataclass whose fields are the section's keys. Its function
+    `positions(start_m, cell_radius_m, num_rounds, streams)` returns positions [T, M, 2] in metres from first positions
+    [M, 2]; the server is at the origin. The first rounds must not depend on `num_rounds`.
+
+    Args:
+        name: the name in a configuration.
+
+    Raises:
+        PluginError: another class has that name.
+    """
     return register("mobility", name)
 
 
 def register_pathloss(name: str) -> Callable[[Class], Class]:
-    """Class decorator: `[pathloss] name = "..."` chooses this class."""
+    """Class decorator that makes a path-loss law known: `[pathloss] name = "..."` then chooses it.
+
+    The class is a frozen dataclass whose fields are the section's keys. It has `mean_gain(distance_m)`,
+    which returns the mean gain Λ, linear and positive, at each distance. A law that depends on more than distance also
+    has `gains(positions_m, streams)`, which returns Λ [T, M] for positions [T, M, 2] and is then used instead.
+
+    Args:
+        name: the name in a configuration.
+
+    Raises:
+        PluginError: another class has that name.
+    """
     return register("pathloss", name)
 
 
@@ -141,10 +214,9 @@ __all__ = [
     "View",
     "__version__",
     "above_threshold",
-    "accuracy_over_rounds",
     "check",
+    "compare",
     "compared",
-    "comparison",
     "estimate",
     "final_accuracy",
     "full_amplitude",
@@ -152,7 +224,9 @@ __all__ = [
     "last_accuracy",
     "load_config",
     "paired_difference",
+    "plot",
     "read_run",
+    "read_runs",
     "register_algorithm",
     "register_dataset",
     "register_fading",

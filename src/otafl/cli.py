@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from otafl import complete
 from otafl._version import __version__
 from otafl.errors import ConfigError, OtaflError, is_out_of_memory, say
 from otafl.registry import in_a_line, load_plugin
@@ -26,6 +27,7 @@ from otafl.terminal import Progress, headline, print_summary
 
 FAILED_STATUS = 1
 DIVERGED_STATUS = 3
+MOST_CURVES = 12  # of the figure that a sweep ends with
 BUG_STATUS = 70  # sysexits.h: internal software error
 
 RUN_EXAMPLES = """\b
@@ -45,7 +47,27 @@ A sweep file:
 """
 
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key of every run.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="section.key=value",
+        help="Change a key; may be repeated. 'otafl config' shows all keys.",
+        autocompletion=complete.overrides,
+    ),
+]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="CONFIG|PRESET",
+        help="A TOML file, or a preset: see 'otafl list presets'.",
+        autocompletion=complete.configurations,
+    ),
+]
+RunNames = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Run directories, folders of them, or a sweep's folder.")
+]
+Labels = Annotated[
+    list[str] | None, typer.Option("--label", help="A label for a run; give one for each, in their order.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 ExecutorName = Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")]
@@ -72,7 +94,6 @@ app = typer.Typer(
     name="otafl",
     help="Over-the-air federated learning: every method in one harness on the same wireless world.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -115,8 +136,19 @@ def main() -> None:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             sys.exit(0)
-        _fail(f"{' '.join(error.format_message().split())} (see '{where} --help')", 2)
+        hint = _as_a_key(getattr(error, "option_name", ""))
+        _fail(f"{' '.join(error.format_message().split())} {hint}(see '{where} --help')", 2)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _as_a_key(option: str) -> str:
+    """How the key is changed that somebody took for an option; "" if there is none."""
+    from otafl.config.keys import sections_with
+
+    keys = sections_with(option.lstrip("-").replace("-", "_")) if option.startswith("--") else []
+    return (
+        f"A key of the configuration is changed by --set {' or '.join(f'{key}=VALUE' for key in keys)} " if keys else ""
+    )
 
 
 def _mend_streams() -> None:
@@ -168,12 +200,8 @@ def _root(
 
 @app.command(epilog=RUN_EXAMPLES)
 def run(
-    config: Annotated[
-        str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a preset: see 'otafl list presets'.")
-    ] = "quick",
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="section.key=value", help="Change a key; may be repeated.")
-    ] = None,
+    config: Source = "quick",
+    overrides: Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds, for instance 0-4 or 0,2,5.")] = None,
     device: Device = "auto",
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Run directory; default runs/NAME-HASH.")] = None,
@@ -188,6 +216,8 @@ def run(
     if seeds is not None:
         chosen["experiment.seeds"] = parse_seeds(seeds)
     resolved = load_config(config, chosen)
+    if config == "quick" and resolved.data.name == "digits" and "data.name" not in chosen:
+        say("MNIST is not here, so this takes the small digits of the package; 'otafl data get mnist' gets it")
 
     from otafl.simulation.run import Interrupted, choose_device, default_directory, fresh_directory
     from otafl.simulation.run import run as run_config
@@ -204,12 +234,18 @@ def run(
             say(f"otafl: this run is in {folder}: continue it with --out {folder}, without --fresh")
         raise stop
     print_summary(result, folder)
+    _draw(result, folder / "accuracy.png")
+    if config == "quick":
+        print(
+            "next   otafl sweep first      the same beside FedOAG, SCA and error-free training\n"
+            f"       otafl plot {folder} -y num_active -o active.pdf; otafl config quick; otafl list"
+        )
     return DIVERGED_STATUS if result.diverged else 0
 
 
 @app.command(epilog=SWEEP_EXAMPLES)
 def sweep(
-    file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A base configuration and axes.")],
+    file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="A base configuration and axes; or an example.")],
     overrides: Overrides = None,
     seeds: Annotated[str | None, typer.Option(help="Seeds of every run, for instance 0-4.")] = None,
     chosen: Annotated[
@@ -222,6 +258,9 @@ def sweep(
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the runs, and which are there already.")
+    ] = False,
     plugin: Plugins = None,
 ) -> int:
     """Run every combination of a sweep file; the same command again runs what is missing."""
@@ -237,10 +276,29 @@ def sweep(
     from otafl.studies.study import Study
 
     study = Study(Path(out) if out is not None else Path("sweeps") / asked.name, asked)
+    if dry_run:
+        print(study.plan())
+        return 0
     outcome = conduct(study, device, Executor(executor, workers, address, cpus, gpus))
-    print(f"table  {outcome.table}")
-    print(f"runs   {study.folder / 'runs'}")
+    if not outcome.status:
+        from otafl.report.compare import overview
+
+        print(overview(study.folder))
+        if len(asked.cases) <= MOST_CURVES:
+            _draw(study.folder, study.folder / "accuracy.png", width="double")
+    print(f"table  {outcome.table}\nruns   {study.folder / 'runs'}")
+    if not outcome.status:
+        print(f"next   otafl compare {study.folder}; otafl plot {study.folder} -o {asked.name}.pdf")
     return outcome.status
+
+
+def _draw(runs: Any, file: Path, **options: Any) -> None:
+    """Draw accuracy over rounds and say where, if figures can be drawn and there is an accuracy."""
+    from otafl.report.plot import plot as drawn
+
+    with contextlib.suppress(OtaflError):
+        drawn(runs, **options).save(file)
+        print(f"figure {file}")
 
 
 @app.command()
@@ -283,26 +341,57 @@ def tune(
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or a sweep's folder.")],
+    runs: RunNames,
+    label: Labels = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="The run that the others are compared with; default: the first.")
+    ] = None,
+    per: Annotated[
+        str | None, typer.Option(metavar="AXIS", help="Compare runs with different values of an axis or key apart.")
+    ] = None,
     level: Annotated[float | None, typer.Option(help="Test accuracy in percent for 'rounds to reach'.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
     plugin: Plugins = None,
 ) -> None:
-    """Compare finished runs with the first: levels, paired differences by seed, and what cannot be told."""
-    from otafl.report.compare import comparison
-    from otafl.report.runs import expand, names
-    from otafl.runs.result import read_run
+    """Compare finished runs: levels, paired differences by seed, and what cannot be told."""
+    from otafl.report.compare import compare as compared
 
     if level is not None and not 0 <= level <= 100:
         raise ConfigError(f"--level {level:g}: give an accuracy in percent")
+    table = compared(runs, baseline, label, per, level)
+    print(table.markdown() if markdown else table)
 
-    results = [read_run(path) for path in expand(runs)]
-    labels = names([result.config for result in results])
-    print(comparison(dict(zip(labels, results, strict=True)), level))
+
+@app.command()
+def plot(
+    runs: RunNames,
+    x: Annotated[
+        str, typer.Option("-x", help="rounds, uses (of the channel), seconds (of airtime), joules, or a column.")
+    ] = "rounds",
+    y: Annotated[str, typer.Option("-y", help="A column of metrics.csv.")] = "test_accuracy",
+    out: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="A .pdf, .png or .svg; the numbers go beside it as .csv."),
+    ] = "plot.pdf",
+    label: Labels = None,
+    width: Annotated[str, typer.Option(help="single (a column of a journal), or double.")] = "single",
+    title: Annotated[str, typer.Option(help="A line above the axes.")] = "",
+    log: Annotated[bool, typer.Option("--log", help="A logarithmic y axis.")] = False,
+    plugin: Plugins = None,
+) -> None:
+    """Draw curves of finished runs for a paper: vector fonts, column widths, colours for any vision."""
+    _check_out(out)
+    from otafl.report.plot import plot as drawn
+
+    picture = drawn(runs, x, y, label, width, title, log)
+    for file in picture.save(out):
+        print(file)
 
 
 @app.command()
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or a sweep's folder.")],
+    runs: RunNames,
+    label: Labels = None,
     out: Annotated[
         str, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.")
     ] = "report.html",
@@ -311,23 +400,18 @@ def report(
     """Write one HTML page about finished runs that opens offline."""
     _check_out(out)
     from otafl.report.page import report as page
-    from otafl.report.runs import expand, names
+    from otafl.report.runs import collect
     from otafl.runs.directory import publish
-    from otafl.runs.result import read_run
 
-    paths = expand(runs)
-    results = [read_run(path) for path in paths]
-    labels = names([result.config for result in results])
-    text = page(
-        dict(zip(labels, results, strict=True)), {label: str(path) for label, path in zip(labels, paths, strict=True)}
-    )
-    publish(Path(out), text.encode(errors="replace"))
-    print(f"{out}: {len(results)} runs, {len(text.encode(errors='replace')) / 1e6:.1f} MB")
+    found = collect(runs, label)
+    text = page(found).encode(errors="replace")
+    publish(Path(out), text)
+    print(f"{out}: {len(found)} runs, {len(text) / 1e6:.1f} MB")
 
 
 @app.command()
 def theory(
-    config: Annotated[str, typer.Argument(metavar="CONFIG|PRESET", help="A TOML file, or a preset.")],
+    config: Source,
     run: Annotated[
         str | None, typer.Argument(metavar="[RUN]", help="A finished run of it, to be shown beside.")
     ] = None,
@@ -356,7 +440,8 @@ def theory(
     if other is not None:
         raise ConfigError(f"{run}: was made with {other}")
     sim = Simulation(chosen.replace({"experiment.seeds": [chosen.experiment.seeds[0]]}), torch.device("cpu"))
-    found = account(sim, result)
+    found = account(sim, result, say)
+    print(found.words)
     for symbol, value, text in found.rows:
         print(f"{symbol:<16} {value:>10}  {text}")
     for warning in found.warnings:
@@ -408,14 +493,14 @@ def _parsed(overrides: list[str] | None) -> dict[str, Any]:
 @app.command("list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(help="algorithms, fading, mobility, pathloss, datasets, models or presets.")
+        str, typer.Argument(help="algorithms, fading, mobility, pathloss, datasets, models, presets or sweeps.")
     ] = "",
     plugin: Plugins = None,
 ) -> None:
     """List what a configuration can choose."""
     from otafl import registry
 
-    kinds = [*registry.BUILTIN, "presets"]
+    kinds = [*registry.BUILTIN, "presets", "sweeps"]
     if kind and kind not in kinds:
         raise ConfigError(f"list {kind!r}: unknown{registry.nearest(kind, kinds)}; choose from {', '.join(kinds)}")
     for shown in [kind] if kind else kinds:
@@ -442,6 +527,44 @@ def _list_algorithms() -> None:
             continue
         cells = [f"{mark if mark != '×' else '·':^8}" for mark in marks]
         print(f"  {name:<16} {cells[0]}{cells[1]} {cells[2]}{cells[3]} {fading:<18} {text}")
+
+
+@app.command()
+def config(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="[PRESET|FILE]", help="A preset, or a TOML file.", autocompletion=complete.configurations
+        ),
+    ] = "stationary",
+    overrides: Overrides = None,
+    plugin: Plugins = None,
+) -> None:
+    """Show a whole configuration: every key with its value, where that came from, its meaning and range.
+
+    The output is a configuration file: otafl config quick > my.toml
+    """
+    from otafl.config.keys import explained
+
+    print(explained(source, _parsed(overrides)))
+
+
+@app.command()
+def describe(
+    topic: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOPIC",
+            help="A section (fading), a key (training.lr), a part (fading.rician), or a preset.",
+            autocompletion=complete.topics,
+        ),
+    ],
+    plugin: Plugins = None,
+) -> None:
+    """Describe one part of a configuration: what it is, its keys, their defaults and ranges."""
+    from otafl.config.keys import describe as described
+
+    print(described(topic))
 
 
 @app.command()
@@ -493,6 +616,10 @@ def _entries(kind: str) -> list[tuple[str, str]]:
         from otafl.config.presets import PRESETS
 
         return [(name, preset.summary) for name, preset in PRESETS.items()]
+    if kind == "sweeps":
+        from otafl.studies.examples import EXAMPLES
+
+        return [(name, file.read_text(encoding="utf-8").splitlines()[0].strip("# ")) for name, file in EXAMPLES.items()]
     return [(name, registry.summary(kind, name)) for name in registry.names(kind)]
 
 
@@ -553,6 +680,10 @@ def doctor() -> None:
             print(f"  CUDA         {torch.cuda.get_device_name(index)}, {memory_gib:.0f} GiB")
     else:
         print("  CUDA         none; runs use the CPU")
+    for package in ("triton", "pandas", "ray", "optuna", "sionna"):
+        there = importlib.util.find_spec(package) is not None
+        named = {"sionna": "sionna-no-rt"}.get(package, package)
+        print(f"  {package:<12} {importlib.metadata.version(named) if there else 'not installed (optional)'}")
     kernels = (
         "on this GPU" if torch.cuda.is_available() and importlib.util.find_spec("triton") else "need a GPU and Triton"
     )

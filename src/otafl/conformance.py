@@ -70,15 +70,31 @@ class Finding(NamedTuple):
     """What one check found."""
 
     name: str
+    """The check."""
     verdict: Verdict
+    """Either "ok"; "FAIL", the method breaks the rule; or "note", nothing could be told, or something to know."""
     text: str
+    """One line for the user."""
 
 
 def check(algorithm: str, overrides: Mapping[str, Any] | None = None) -> Iterator[Finding]:
-    """Run every check on a method; `overrides` change keys of the small world or of the method.
+    """Run every check on a method, one after the other as the result is read: `list(check(...))` runs all.
 
-    >>> [finding.name for finding in check("fedavg") if finding.verdict == "FAIL"]
-    []
+    A check that does not concern the method yields nothing. If two checks end with the same error, the others are not
+    tried.
+
+    Args:
+        algorithm: name of a method, built in or registered.
+        overrides: keys of the small world or of the method, `{"section.key": value}`.
+
+    Yields:
+        What each check found, a line for the user and a verdict; the method passes if none is "FAIL".
+
+    Raises:
+        ConfigError: no method has that name, or an override is not valid; when the first finding is read.
+
+    >>> next(check("ota-fedavg")).verdict  # of the first check, energy
+    'ok'
     """
     config = world_of(algorithm, overrides)
     crashes: list[str] = []

@@ -15,9 +15,10 @@ def say(line: str) -> None:
 
 
 class OtaflError(Exception):
-    """A mistake in what the library was given: shown as one line, exit status 2."""
+    """A mistake in what the library was given, the base of all its errors; the command line shows it as one line."""
 
     exit_status = 2
+    """Exit status of the command line."""
 
 
 class ConfigError(OtaflError):

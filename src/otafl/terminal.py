@@ -43,7 +43,8 @@ class Live:
             self._bar = self._new_bar() if sys.stderr.isatty() else None
         here, now = done - self._first, time.monotonic()
         left_s = (now - self._started) / here * (self._total - done) if here > 0 else 0.0
-        left = f"{_duration(left_s)} left" if here > 0 else ""
+        begun = here > 0.01 * self._total and now - self._started > 2  # before that, nobody can tell
+        left = f"{_duration(left_s)} left" if begun else ""
         if self._bar is not None:
             with contextlib.suppress(OSError, ValueError):  # a terminal that has gone
                 self._bar.update(self._task, completed=done, shown=f"{int(done)}/{self._total}", text=text, left=left)

@@ -9,8 +9,7 @@ import pytest
 
 import otafl
 from otafl.report.page import report
-from otafl.report.runs import names
-from otafl.runs.result import read_run
+from otafl.report.runs import collect
 from tests.conftest import make_config
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -31,9 +30,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("fedoag", "fedavg", "vanilla"):
         paths.append(folder / name)
         otafl.run(make_config(name, {"experiment.rounds": 30, **walking}), out=paths[-1])
-    results = [read_run(path) for path in paths]
-    labels = names([result.config for result in results])
-    text = report(dict(zip(labels, results, strict=True)), dict(zip(labels, map(str, paths), strict=True)))
+    text = report(collect(paths))
     (folder / "report.html").write_text(text, encoding="utf-8")
     return folder / "report.html"
 

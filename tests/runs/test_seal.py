@@ -23,7 +23,7 @@ import otafl
 from otafl.core.metrics import EXPLODED
 from otafl.disk import put
 from otafl.errors import ConfigError, RunBusyError, RunDirectoryError
-from otafl.report.compare import comparison
+from otafl.report.compare import compare
 from otafl.runs import directory as rundir
 from otafl.runs.directory import SEALED, RunDirectory, publish
 from otafl.runs.result import Result, read_run
@@ -125,7 +125,7 @@ def test_an_unsealed_run_is_read_and_marked(finished: Path, tmp_path: Path) -> N
     result = read_run(tmp_path / "run")
     assert any(note.startswith("unsealed") for note in result.notes)
     assert np.array_equal(result.metrics["test_loss"], read_run(finished).metrics["test_loss"])
-    assert "unsealed" in comparison({"a": result})
+    assert "unsealed" in str(compare({"a": result}))
 
 
 @pytest.mark.parametrize("content", ['{"status": "complete"}', "[" * 100_000, '{"status": "complete", "diverged": 3}'])
@@ -165,7 +165,7 @@ class TestFailures:
         assert estimate(last_accuracy(lost)).mean == pytest.approx(60.0)
         assert paired_difference(lost, whole).mean == pytest.approx(-20.0)
         assert np.isnan(rounds_to_reach(lost, 50.0)).tolist() == [False, False, True]
-        text = comparison({"whole": whole, "lost": lost})
+        text = str(compare({"whole": whole, "lost": lost}))
         assert "1 of 3" in text
         assert "lost is better" not in text  # as the survivors alone would have it
         assert "3 seeds cannot separate lost and whole" in text

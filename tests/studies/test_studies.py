@@ -10,7 +10,7 @@ import pytest
 import otafl
 from otafl.errors import ConfigError, OtaflError
 from otafl.papers.fedoag import experiments as paper
-from otafl.report.compare import comparison
+from otafl.report.compare import compare
 from otafl.report.runs import differences, expand, names
 from otafl.report.statistics import Comparison, Estimate, estimate, mean_accuracy, rounds_to_reach, verdict
 from otafl.runs.result import Result, read_run
@@ -56,14 +56,14 @@ def test_verdicts() -> None:
 def test_comparison_is_paired_only_in_the_same_world() -> None:
     one = made_up([[0.1, 0.80], [0.1, 0.90], [0.1, 0.85]])
     other = made_up([[0.1, 0.70], [0.1, 0.80], [0.1, 0.76]], "ota-fedavg")
-    text = comparison({"a": one, "b": other})
+    text = str(compare({"a": one, "b": other}))
     assert "a is better than b by 9.67 ± 1.43" in text  # 4.303 · 0.577/√3
     assert "p = 0.0012)" in text
     assert "correction" not in text  # one comparison needs none
     moved = Result(one.config.replace({"cell.radius_m": 900.0}), one.rounds, one.metrics, one.params, {}, one.summary)
-    assert "not the same world" in comparison({"a": one, "b": moved})
+    assert "not the same world" in str(compare({"a": one, "b": moved}))
     fewer = made_up([[0.1, 0.8]])
-    assert "other seeds" in comparison({"a": one, "b": fewer})
+    assert "other seeds" in str(compare({"a": one, "b": fewer}))
 
 
 def test_runs_are_named_by_what_tells_them_apart() -> None:
@@ -88,7 +88,7 @@ def test_read_back_and_mistakes(tmp_path: Path) -> None:
         read_run(tmp_path)
     (tmp_path / "study" / "runs").mkdir(parents=True)
     with pytest.raises(OtaflError, match="has no runs"):
-        expand([tmp_path / "study"])
+        expand(tmp_path / "study")
 
 
 def tuning_sweep(section: dict[str, Any]) -> Any:

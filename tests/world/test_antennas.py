@@ -12,6 +12,7 @@ import otafl
 from otafl.errors import ConfigError
 from otafl.papers.fedoag.theory.account import account
 from otafl.report.page import report
+from otafl.report.runs import Named
 from otafl.runs.result import read_run
 from otafl.world.channel import combined, combined_prob, trajectory
 from otafl.world.fading import Rayleigh
@@ -82,5 +83,5 @@ def test_a_report_does_without_a_formula(tmp_path: Path) -> None:
     for law, shown in (("rayleigh", True), ("weibull", False)):
         config = make_config(overrides={"radio.antennas": 2, "fading.name": law})
         otafl.run(config, out=tmp_path / law, device="cpu")
-        page = report({"run": read_run(tmp_path / law)}, {"run": "run"})
+        page = report([Named("run", read_run(tmp_path / law), tmp_path / law)])
         assert ('"probability"' in page) == shown

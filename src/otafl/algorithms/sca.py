@@ -53,6 +53,7 @@ class SCA:
     refresh: Literal["never", "every", "oracle"] = "never"
     """Design once from the gains of round 0, again every `refresh_rounds`, or in every round."""
     refresh_rounds: Annotated[int, Ge(1)] = 50
+    """Rounds between designs with refresh = "every"."""
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""
     norm_limit: NormLimit = 10.0

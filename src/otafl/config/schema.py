@@ -122,23 +122,45 @@ class Choice:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings of a run."""
+    """All settings of a run, checked and unchangeable; `load_config` makes one.
+
+    Each field is a section of a configuration file and has the section's keys as fields; a section that chooses a class
+    by its `name` has them in `spec`. Two configurations are equal if all their keys are.
+
+    >>> config = load_config("stationary")
+    >>> config.training.local_steps, config.algorithm.name, config.algorithm.spec.gamma
+    (10, 'fedoag', 1e-09)
+    >>> config.replace({"training.local_steps": 5}).training.local_steps
+    5
+    """
 
     experiment: Experiment
+    """Rounds, seeds, and what is recorded."""
     data: Choice
+    """The data set."""
     partition: Partition
+    """How training examples are shared out to devices; its keys are those of `[data]`, too."""
     model: Choice
+    """The model."""
     training: Training
+    """Local training."""
     cell: Cell
+    """Number of devices, the cell and first positions."""
     mobility: Choice
+    """How devices move."""
     pathloss: Choice
+    """Mean gain as a function of the position."""
     fading: Choice
+    """Law of the small-scale fading."""
     radio: LinkBudget
+    """Transmit power, bandwidth, noise and antennas."""
     imperfect: Imperfections
+    """Errors of the radio; none by default."""
     algorithm: Choice
+    """The method."""
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """All sections, each with all its keys and values."""
+        """Section to its keys and values, as in a file; the keys of `partition` are in "data"."""
         sections = {}
         for section in SECTIONS:
             value = getattr(self, section)
@@ -155,7 +177,7 @@ class Config:
 
     @staticmethod
     def from_toml(text: str) -> "Config":
-        """The configuration that `to_toml` wrote."""
+        """The configuration that `to_toml` wrote, or any in TOML; raises ConfigError if it is not valid."""
         try:
             content = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
@@ -164,11 +186,20 @@ class Config:
 
     @property
     def digest(self) -> str:
-        """Hash of the resolved configuration."""
+        """SHA-256 of all sections, keys and values, in hexadecimal."""
         return digest_of(self.to_dict())
 
     def replace(self, overrides: Mapping[str, Any]) -> "Config":
-        """This configuration with `{"section.key": value}` changed."""
+        """A copy of this configuration with other values.
+
+        If the `name` of a section changes, its keys that the new class has, too, keep their values.
+
+        Args:
+            overrides: values by key, `{"section.key": value}`.
+
+        Raises:
+            ConfigError: a key or value that does not exist or cannot be run.
+        """
         return resolve(self.to_dict(), _nest(overrides), keep_fitting=True)
 
 
@@ -213,7 +244,22 @@ PARTITION_KEYS: frozenset[str] = frozenset(f.name for f in dataclasses.fields(Pa
 
 
 def load_config(source: str | Path = "stationary", overrides: Mapping[str, Any] | None = None) -> Config:
-    """Load a preset or a TOML file, and apply overrides `{"section.key": value}`.
+    """Load a preset or a TOML file, and apply overrides; keys that neither gives have the paper's stationary values.
+
+    If an override chooses another `name` in a section of a preset, the preset's other keys of that section are dropped;
+    those of a file stay if the new class has them. In the preset "quick" a γ that is not overridden is scaled with √d
+    to the model, so that the same devices are heard as with the paper's network.
+
+    Args:
+        source: a preset's name, or the path of a TOML file.
+        overrides: values by key, `{"section.key": value}`, in the units of the keys' names.
+
+    Returns:
+        The configuration with all its keys.
+
+    Raises:
+        ConfigError: no such preset or file, or a key or value that does not exist or cannot be run.
+        PluginError: a chosen plug-in cannot be loaded.
 
     >>> load_config("mixed", {"experiment.rounds": 50}).experiment.rounds
     50
@@ -256,6 +302,11 @@ def _num_params(data: Choice, model: Choice, num_devices: int) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def file_layer(source: str | Path) -> Layer:
+    """The keys that a preset or a TOML file gives."""
+    return PRESETS[str(source)].layer() if str(source) in PRESETS else _read_toml(Path(source))
+
+
 def _read_toml(path: Path) -> Layer:
     try:
         content = tomllib.loads(content_of(path).decode())
@@ -281,7 +332,10 @@ def _nest(overrides: Mapping[str, Any]) -> Layer:
     for dotted, value in overrides.items():
         section, dot, key = str(dotted).partition(".")
         if not dot or not section or not key:
-            raise ConfigError(f"{dotted!r}: name a key as section.key, for instance training.lr")
+            from otafl.config.keys import sections_with  # imports every class that can be chosen
+
+            near = sections_with(str(dotted)) or ["for instance training.lr"]
+            raise ConfigError(f"{dotted!r}: name a key as section.key: {' or '.join(near)}")
         layer.setdefault(section, {})[key] = value
     return layer
 

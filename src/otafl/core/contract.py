@@ -33,7 +33,7 @@ ALIGNMENT = 32  # elements: the largest alignment that matrix products ask for
 
 @dataclass(frozen=True)
 class Problem:
-    """The constants of a run, given to a method before round 0: m, d, E_s [J], σ_z² [J] and x^0.
+    """The constants of a run, which a method is given before round 0 and as `round.problem` in every round.
 
     >>> import otafl, torch
     >>> problem = otafl.Simulation(otafl.load_config("quick", {"data.name": "digits"}), torch.device("cpu")).problem
@@ -42,15 +42,19 @@ class Problem:
     """
 
     num_devices: int
+    """Number of devices m; M in shapes."""
     num_params: int
+    """Number of model parameters d; P in shapes."""
     symbol_energy_j: float
+    """Energy limit E_s per channel use, joule per real dimension: a device may spend d E_s on an update."""
     noise_var_j: float
+    """Variance σ_z² of the receiver noise, joule per real dimension."""
     initial: Tensor
     """Initial model x^0, [S, P]."""
     server: View
-    """The channel knowledge that the server declared, at round 0."""
+    """What the server knows of the channel at round 0."""
     plan: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the method's `plan` decided, each [T, S, ...]."""
+    """What the method's `plan` decided for all T rounds: name to tensor [T, S, ...]."""
     cohort: int = 0
     """Number of devices that may take part in a round (`cell.cohort`); 0 for all."""
 
@@ -60,10 +64,23 @@ class Problem:
         return self.cohort or self.num_devices
 
     def devices(self, anchor: Tensor | None = None) -> Devices:
-        """Devices that each start from x^0.
+        """Devices that each start from x^0, for a field of the method's state.
 
-        With an initial `anchor` [S, P], x^0 or what the server stores of it, each device also remembers the server
-        model that it last received, its anchor, and its updates are measured against that.
+        Args:
+            anchor: x^0, or what the server stores of it, [S, P]. If given, each device also remembers the server model
+                that it last received, its anchor, and its updates are measured against that.
+
+        Returns:
+            Models [S, M, P], in memory of their own, and anchors if asked for.
+
+        Raises:
+            PluginError: the anchor is not a plain tensor [S, P].
+
+        >>> import otafl, torch
+        >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8]})
+        >>> problem = otafl.Simulation(small, torch.device("cpu")).problem
+        >>> problem.devices(anchor=problem.initial).models.shape
+        torch.Size([2, 30, 610])
         """
         if anchor is not None and (type(anchor) is not Tensor or anchor.shape != self.initial.shape):
             raise PluginError(f"problem.devices(): an anchor is a model for each seed, {list(self.initial.shape)}")
@@ -71,7 +88,7 @@ class Problem:
         return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices))
 
     def vectors(self) -> Vectors:
-        """One vector of zeros per device, as long as the model: a memory, for instance for error feedback."""
+        """One vector of zeros per device, [S, M, P]: a memory for the method's state, for instance the last update."""
         return Vectors(self._aligned().zero_())
 
     def _aligned(self) -> Tensor:
@@ -83,7 +100,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Info:
-    """Diagnostics of one round, which become columns of metrics.csv.
+    """Diagnostics of one round; all but `weights` and `noise_std` go into metrics.csv.
+
+    A row has the number of active devices and the method's own columns as means over the rounds since the row before,
+    the norm bound as a mean over those of them with an active device, and the anchors of the last round.
 
     >>> import torch
     >>> Info(active=torch.ones(2, 5, dtype=torch.bool), extra={"mine": torch.zeros(2)}).active.shape
@@ -91,35 +111,51 @@ class Info:
     """
 
     active: Tensor
-    """Devices that took part, bool [S, M]."""
+    """Devices that took part, bool [S, M]; each of them must have reported or transmitted."""
     norm_bound: Tensor | None = None
-    """Norm bound B_t, [S]."""
+    """Norm bound B_t, [S]: the largest norm of an active device's update, or the norm at which they are clipped."""
     anchors: Tensor | None = None
-    """Models the server holds for its devices, [S]."""
+    """Number of models that the server holds for its devices, [S]."""
     weights: Tensor | None = None
-    """Weights w_i in "recovered update = Σ_i w_i Δ_i + noise", [S, M]."""
+    """Weights w_i in "recovered update = Σ_i w_i Δ_i + noise", [S, M]; for tests."""
     noise_std: Tensor | None = None
-    """Standard deviation of that noise per coordinate, [S]."""
+    """Standard deviation of that noise per coordinate, [S]; for tests."""
     extra: Mapping[str, Tensor] = field(default_factory=dict)
-    """Columns of the method's own, each [S]."""
+    """Columns of the method's own: name to tensor [S], the same names in every round."""
 
 
 class Algorithm(Protocol):
-    """What every method must have."""
+    """What every method must have; `Foresight` lists what it may have in addition.
+
+    A method is a frozen dataclass whose fields are its keys in `[algorithm]`; see docs/first-method.md.
+    """
 
     knowledge: ClassVar[Knowledge]
     """The channel quantities that its devices and its server read."""
 
     def init(self, problem: Problem) -> Any:
-        """The state before round 0: a dataclass whose fields are tensors, `Vectors`, or again such dataclasses.
+        """The state before round 0, which is all that the method remembers.
 
-        It must have a field `params`, the server model [S, P]. If it has `Devices` (from `problem.devices`), the mean
-        model and the consensus distance are computed from their models.
+        Args:
+            problem: the constants of the run.
+
+        Returns:
+            A dataclass whose fields are tensors, `Vectors`, `Devices`, None, or again such dataclasses, always with the
+            same fields. It must have a field `params`, the server model [S, P]. If it has `Devices`, the mean model and
+            the consensus distance are those of their models.
         """
         ...
 
     def step(self, state: Any, round: "Round") -> tuple[Any, Info]:  # noqa: A002 - the field's own word
-        """Carry out one round; returns the next state, and diagnostics."""
+        """Carry out one round for all seeds at once.
+
+        Args:
+            state: what `init` or the step before returned; its `Devices` may be overwritten.
+            round: the instruments of this round.
+
+        Returns:
+            The next state, of the same form, and diagnostics.
+        """
         ...
 
 

@@ -33,7 +33,21 @@ MOST_REPORTS = 8  # scalars that a device may report in a round: more would not 
 
 
 class Round:
-    """Everything that a method can see and do in one round."""
+    """Everything that a method can see and do in one round; the argument of its `step`.
+
+    In the shapes, S is the number of seeds, M of devices, P of parameters, Q of channel uses, N of server antennas.
+    After the end of the round train, carry, broadcast, report and uplink raise a PluginError.
+
+    >>> import otafl
+    >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8], "algorithm.name": "ota-fedavg"})
+    >>> sim = otafl.Simulation(small, torch.device("cpu"))
+    >>> round = sim.round_at(0)
+    >>> updates = round.train(sim.problem.initial, round.active)
+    >>> reports = round.report(updates.norms(round.active), round.active)
+    >>> scale = round.device.h.conj() / reports.max()[:, None]
+    >>> round.uplink(updates, scale, round.active).shape
+    torch.Size([2, 610])
+    """
 
     def __init__(
         self,
@@ -59,10 +73,11 @@ class Round:
         downlink: Downlink | None = None,
     ) -> None:
         self.problem, self._seeds, self._downlink = problem, seeds, downlink
+        """`problem`: the constants of the run, a `Problem`."""
         self.plan = plan
-        """What the method's `plan` decided for this round, each [S, ...]."""
+        """What the method's `plan` decided for this round: name to tensor [S, ...]; empty without a `plan`."""
         self.t: Any = t
-        """The round's number; a scalar tensor if rounds are recorded as a CUDA graph."""
+        """The round's number t, from 0; a scalar tensor if rounds are recorded as a CUDA graph."""
         self.lr: Any = lr
         """Learning rate η_t; a scalar tensor if rounds are recorded as a CUDA graph."""
         self._recorded = isinstance(t, Tensor)
@@ -73,6 +88,7 @@ class Round:
         self._useful = None if useful is None else useful.mask
         self._known = [(known, known.mask._version) for known in (everyone, active, useful) if known is not None]
         self.device, self.server = device, server
+        """What the devices and what the server know of the channel in this round, each a `View`."""
         self._owner, self._channel, self._air = owner, channel, air
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps, self._rule = local_steps, rule
@@ -90,7 +106,13 @@ class Round:
 
     @property
     def active(self) -> Tensor:
-        """Who transmits in this round, as the method's `active` decides, bool [S, M]."""
+        """Devices that transmit in this round, as the method's `active` decides, bool [S, M]; do not write into it.
+
+        With cohorts, these are the devices of the cohort among them.
+
+        Raises:
+            PluginError: the method has no `active`, or it returned None; or this mask was overwritten.
+        """
         if self._active is None:
             raise PluginError(f"algorithm {self._owner}: round.active needs a method `active(device, problem)`")
         self._check_active()
@@ -105,15 +127,26 @@ class Round:
         correction: Tensor | None = None,
         steps: Tensor | None = None,
     ) -> Updates:
-        """Train locally from a shared model [S, P] or from each device's own: `Devices`, or a tensor [S, M, P].
+        """Train locally on the devices' own data; returns the updates Δ_i = (end_i − reference_i)/η_t.
 
-        Devices outside `who` do not train. Updates are (end − start)/lr; for devices with anchors (end − anchor)/lr;
-        with a `reference` [S, P] (end − reference)/lr. In the last two cases the end points may overwrite the start
-        models and, if `who` is not given, a device that transmits neither now nor later may stay untrained.
+        The local step is the same for every method and set by `[training]` (see `otafl.engine.rule`). The reference is
+        the given `reference`, else the anchor of `Devices` with anchors, else the start model. In the first two cases
+        the end points may overwrite the start models, so the same `Devices` train only once in a round.
 
-        The local step is the same for every method and set by `[training]` (see `otafl.engine.rule`). A `correction`
-        [S, M, P], in the unit of a gradient, is added to every gradient of a device. With `steps`, int [S, M], a device
-        does fewer steps than `training.local_steps`.
+        Args:
+            start: a model that all devices share [S, P], or one for each: `Devices`, or a tensor [S, M, P].
+            who: devices that train, bool [S, M]; the end point of the others is their start model. By default all that
+                may take part; if the reference is not the start, those that transmit neither now nor later may be
+                left out.
+            reference: a model [S, P] that all updates are measured against; not with a shared start.
+            correction: a term c_i [S, M, P] that is added to every gradient of device i, in the unit of a gradient.
+            steps: number of local steps of each device, int [S, M]; clamped to 0 … `training.local_steps`.
+
+        Returns:
+            Lazy updates of all devices, each of P values in the unit of a gradient.
+
+        Raises:
+            PluginError: these `Devices` have already trained in this round, or an argument has a wrong type or shape.
         """
         shape = self._check("train()")
         size = self._objective.num_params
@@ -158,8 +191,20 @@ class Round:
     def carry(self, devices: Devices, progress: Updates, reference: Tensor) -> Updates:
         """What devices have to send if they keep what they have not sent before, as in error feedback.
 
-        Every device moves its own model by lr times its `progress`, the updates that it trained from the server's
-        model. The result is (model − reference)/lr, with a reference [S, P]. `devices` may be overwritten.
+            x_i ← x_i + η_t progress_i,   result_i = (x_i − reference)/η_t
+
+        Pass the result to `broadcast`, whose `unsent` says how much of it a device keeps.
+
+        Args:
+            devices: the state's devices, without anchors; used up, so once in a round.
+            progress: updates that the devices trained in this round from the server's model.
+            reference: the server's model x^t, [S, P].
+
+        Returns:
+            Lazy updates of all devices, which include what they kept from earlier rounds.
+
+        Raises:
+            PluginError: the devices have anchors or are used up, or an argument has a wrong type or shape.
         """
         self._check("carry()")
         call = f"algorithm {self._owner}: carry()"
@@ -183,11 +228,34 @@ class Round:
         unsent: Tensor | None = None,
         stored: Tensor | None = None,
     ) -> Devices:
-        """Give `params` [S, P] to the devices `who` at the end of the round; they go on from it in the next.
+        """Send a model to some devices at the end of the round; the others go on from what they trained.
 
-        The others go on from what they `trained`. `unsent` [S, M] is the share of its update, from 0 to 1, that a
-        device of `who` has not sent: it then goes on from params + unsent_i lr update_i. Its anchor becomes `params`,
-        or what the server has `stored` of it [S, P]. Do not use `devices` and `trained` after this call.
+            i ∈ who: x_i ← params + unsent_i η_t Δ_i, anchor_i ← stored;   others: x_i ← end_i
+
+        Take norms and sums before this call: do not use `devices` and `trained` after it.
+
+        Args:
+            params: the model that is sent, [S, P].
+            who: devices that receive it, bool [S, M].
+            devices: the state's devices, before this round's training.
+            trained: what `train` or `carry` returned for them, Δ_i.
+            unsent: share of its update, 0 to 1, that a device of `who` has not sent and keeps, [S, M]; by default 0.
+            stored: model that becomes the anchor of the devices `who`, [S, P]; by default `params`.
+
+        Returns:
+            The devices' models and anchors for the next round.
+
+        Raises:
+            PluginError: an argument has a wrong type, shape or range, or `stored` is given for devices without anchors.
+
+        >>> import otafl
+        >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8]})
+        >>> sim = otafl.Simulation(small, torch.device("cpu"))
+        >>> round, devices, model = sim.round_at(0), sim.problem.devices(), sim.problem.initial
+        >>> trained = round.train(devices, reference=model)
+        >>> after = round.broadcast(model, round.everyone, devices, trained)  # all return to x^0
+        >>> bool((after.models == model[:, None]).all())
+        True
         """
         shape = self._check("broadcast()")
         check_mask(self._owner, "broadcast()", who, shape)
@@ -277,7 +345,20 @@ class Round:
         return Updates(end, *(reference or shared), self.lr)
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
-        """Send one real number from each device `who` to the server, error-free; at most MOST_REPORTS a round."""
+        """Send one real number from each device `who` to the server, error-free; at most eight times in a round.
+
+        The server may announce to all devices what it computes from reports, for instance their maximum.
+
+        Args:
+            values: the number that each device reports, real [S, M]; ignored outside `who`.
+            who: devices that report, bool [S, M]; only those of `round.active` where the method has an `active`.
+
+        Returns:
+            The reports; each counts in the column `scalar_reports`.
+
+        Raises:
+            PluginError: a ninth report in this round, or an argument of a wrong type or shape.
+        """
         shape = self._check("report()")
         check_mask(self._owner, "report()", who, shape)
         self._check_plain("report()", values, who)
@@ -296,11 +377,27 @@ class Round:
     def uplink(
         self, signal: Updates | Vectors, tx_scale: Tensor, who: Tensor, reception: Reception | None = None
     ) -> Tensor:
-        """Devices `who` send tx_scale_i (complex [S, M]) times their vector at once; returns what the server hears.
+        """Let the devices `who` send their vectors at once over the air; returns what the server hears.
 
-        The signal is what `train` returned, or `Vectors` of any length Q. It takes Q channel uses, and each device may
-        spend Q E_s on it. The reception is "real" [S, Q], the default for real signals, "complex" [S, Q],
-        "antennas" [S, N, Q] or "energy" [S, Q]: see `otafl.radio.air`. Scales of devices outside `who` are ignored.
+            y_n = Σ_{i∈who} h_{i,n} x̂_i + z_n,   x̂_i = tx_scale_i vector_i,   ‖x̂_i‖² ≤ Q E_s
+
+        It takes Q channel uses, and the energy limit Q E_s holds for each call. The noise variance σ_z² is per real
+        dimension. With an ideal radio the sum arrives without h, noise and limit.
+
+        Args:
+            signal: what `train` or `carry` returned (Q = P), or `Vectors` of any length Q.
+            tx_scale: factor by which each device multiplies its vector, real or complex [S, M], √J per unit of the
+                vector; ignored outside `who`. To invert its channel, a device divides by `round.device.h`.
+            who: devices that transmit, bool [S, M]; only those of `round.active` where the method has an `active`.
+            reception: "real", the in-phase part of y and the default for real signals; "complex", all of y;
+                "antennas", that of every antenna; "energy", Σ_n |y_n|². See `otafl.radio.air`.
+
+        Returns:
+            What is heard, in √J: real [S, Q], complex [S, Q], complex [S, N, Q] or, for "energy" in J, real [S, Q].
+
+        Raises:
+            PluginError: a complex signal without a `reception`, or an argument of a wrong type or shape. A device
+                above its energy limit ends the run with an EnergyError after the round; on a GPU, at the next row.
         """
         shape = self._check("uplink()")
         if type(signal) not in SIGNALS or not {"norms", "measured_norms", "superpose", "dense"}.isdisjoint(
@@ -341,7 +438,17 @@ class Round:
         return heard
 
     def draw(self, name: str) -> list[np.random.Generator]:
-        """The method's own random streams of this round, one generator per seed."""
+        """The method's own random streams of this round, one NumPy generator per seed.
+
+        A stream depends on (seed, name, round) alone: a second call with the same name repeats the same numbers. A
+        method that draws is slower on a GPU, since its rounds cannot be recorded as a CUDA graph.
+
+        >>> import otafl
+        >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8]})
+        >>> round = otafl.Simulation(small, torch.device("cpu")).round_at(0)
+        >>> [generator.random() for generator in round.draw("mine")] == [g.random() for g in round.draw("mine")]
+        True
+        """
         if self._recorded:
             raise NotRecordable("the method draws random numbers")
         return [Streams(seed).anonymous(f"algorithm/{name}", self.t) for seed in self._seeds]

@@ -77,9 +77,9 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Devices:
-    """What every device remembers: `round.train` starts from it, `round.broadcast` returns it for the next round."""
+    """What each device remembers: `problem.devices` makes it, `round.train` starts from it, `broadcast` renews it."""
 
     models: Tensor
     """Each device's model x_i, [S, M, P]."""
     anchors: Anchors | None = None
-    """The server models they last received; None unless updates are measured against them."""
+    """The server models they last received, with `mean(who)` [S, P]; None unless updates are measured against them."""

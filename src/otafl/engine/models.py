@@ -27,15 +27,18 @@ Init = Literal["kaiming", "torch"]
 
 @dataclass(frozen=True)
 class TaskShape:
-    """What a model must fit: numbers of features and classes, and the image shape if features are pixels.
+    """What a model must fit; the argument of a model's `build`.
 
     >>> MLP(hidden=(5,)).build(TaskShape(num_features=4, num_classes=3, image_shape=None))[0]
     Linear(in_features=4, out_features=5, bias=True)
     """
 
     num_features: int
+    """Number of features of an example, F."""
     num_classes: int
+    """Number of classes, which is that of outputs; 0 without classes."""
     image_shape: tuple[int, int, int] | None
+    """(channels, height, width) if the features are pixels, else None."""
 
 
 class ModelSpec(Protocol):

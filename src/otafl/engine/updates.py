@@ -18,20 +18,32 @@ CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference forme
 
 
 class Updates:
-    """The update (end_i − reference_i)/lr of every device, which has the unit of a sum of gradients.
+    """The update Δ_i = (end_i − reference_i)/η_t of every device: what `round.train` returns.
 
-    The reference of device i of seed s is `pool[s, slot[s, i]]`: one model for all (a shared start), one per
-    device, or an anchor buffer. An Updates object is valid until one of its tensors is written. The radio
-    accepts only the library's own classes, and measures itself what is sent.
+    It has the unit of a gradient; after plain SGD from the reference it is minus the sum of the steps' gradients. The
+    reference of device i of seed s is `pool[s, slot[s, i]]`: one model for all (a shared start), one per device, or an
+    anchor. Updates are lazy, so they are valid until one of their tensors is written; then they raise a RuntimeError.
+    The radio accepts only the library's own classes, and measures itself what is sent.
 
     >>> start, slot = torch.zeros(1, 1, 2), torch.zeros(1, 2, dtype=torch.int64)
     >>> updates = Updates(torch.tensor([[[3.0, 4.0], [0.0, 1.0]]]), start, slot, lr=0.5)
-    >>> updates.norms(torch.tensor([[True, True]]))
-    tensor([[10.,  2.]], dtype=torch.float64)
+    >>> both, first = torch.tensor([[True, True]]), torch.tensor([[True, False]])
+    >>> updates.norms(both), updates.superpose(torch.tensor([[0.5, 0.5]]), both)
+    (tensor([[10.,  2.]], dtype=torch.float64), tensor([[3., 5.]]))
+    >>> updates.encode(torch.sign, 2, first).values
+    tensor([[[1., 1.],
+             [0., 0.]]])
     """
 
     def __init__(self, end: Tensor, pool: Tensor, slot: Tensor, lr: float | Tensor) -> None:
-        """End points [S, M, P], reference models [S, K, P] and which one each device has, int [S, M]."""
+        """Measure end points [S, M, P] from reference models.
+
+        Args:
+            end: models after local training, [S, M, P].
+            pool: reference models, [S, K, P].
+            slot: row of `pool` that is each device's reference, int [S, M].
+            lr: learning rate η_t, a float or a scalar tensor.
+        """
         if not all(type(value) in (float, Tensor) for value in (lr, end, pool, slot)):
             raise TypeError("updates are made of plain tensors and a plain learning rate")
         self._end, self._pool, self._slot, self._lr = end, pool, slot, lr
@@ -50,7 +62,7 @@ class Updates:
         return self._pool, self._slot
 
     def norms(self, who: Tensor) -> Tensor:
-        """Euclidean norms of the devices `who`, accumulated in float64, [S, M]; 0 for the others."""
+        """Euclidean norms ‖Δ_i‖ of the devices `who`, float64 [S, M]; 0 for the others."""
         self._check()
         known = self._known_norms
         if known is None or known[0] is not who or known[1] != who._version:
@@ -58,7 +70,14 @@ class Updates:
         return known[2].clone()
 
     def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
-        """Σ_i weights_i · update_i over the devices `who`, [S, P]."""
+        """Weighted sum Σ_i weights_i Δ_i over the devices `who`, [S, P].
+
+        Sums that a method takes itself do not pass the air; the server learns only from `round.uplink`.
+
+        Args:
+            weights: real weights, [S, M]; ignored outside `who`.
+            who: devices in the sum, bool [S, M].
+        """
         self._check()
         return self._masked_sum((weights.to(torch.float64) / self._lr).to(self._pool.dtype), who)
 
@@ -78,10 +97,20 @@ class Updates:
         return False
 
     def encode(self, f: Callable[..., Tensor], size: int, who: Tensor, *own: Tensor) -> Vectors:
-        """Apply f, from [n, P] to [n, size], to the updates of the devices `who`; gives vectors, 0 for the others.
+        """Apply a function to the update of each device: signs, sparse vectors, sketches.
 
-        f gets some devices at a time, so it must treat all rows alike and independently. `own` are tensors [S, M, ...],
-        for instance what devices remember; f also gets their rows for the same devices.
+        Args:
+            f: function from updates [n, P] of n devices, and the rows [n, ...] of `own`, to [n, size]. It gets some
+                devices at a time, so it must treat all rows alike and independently.
+            size: length Q of the result for each device.
+            who: devices whose updates are encoded, bool [S, M].
+            *own: tensors [S, M, ...], for instance what devices remember.
+
+        Returns:
+            Vectors [S, M, size], 0 for the other devices.
+
+        Raises:
+            PluginError: the function returned another shape.
         """
         self._check()
         recorded = who.is_cuda and torch.cuda.is_current_stream_capturing()  # then the host cannot read the mask
@@ -101,7 +130,7 @@ class Updates:
         return Vectors(torch.where(who[..., None], values, 0.0) if recorded else values)
 
     def dense(self) -> Tensor:
-        """All updates at once, [S, M, P]."""
+        """All updates written out, [S, M, P]; this needs as much memory as all devices' models."""
         seeds = torch.arange(len(self._pool), device=self._pool.device)[:, None]
         return (self.end - self._pool[seeds, self._slot]) / self._lr
 

@@ -15,9 +15,14 @@ from otafl.radio.knowledge import QUANTITIES, Quantity
 
 
 class View:
-    """One side's view of the channel in one round; reading what was not declared raises.
+    """What one side, devices or server, knows of the channel in one round; reading what was not declared raises.
 
-    Shapes: `h`, `phase`, `mean_gain` and `distance_m` are [S, M], `h_each` is [S, M, N], `sum_h` [S, N].
+    `h` is the complex channel coefficient, as estimated if the radio is imperfect, `phase` is e^{j arg h}, `mean_gain`
+    is Λ = E|h|², linear, and `distance_m` is in metres, all [S, M]; at the server's N antennas, `h_each` is [S, M, N]
+    and `sum_h` = Σ_i h_i is [S, N]. Column i of the devices' view is what device i knows: it may not use the others.
+    In `plan` and `active` every quantity has all T rounds in front, for instance `h` [T, S, M]. Each read gives a copy.
+
+    Reading raises an InformationError if the method's `knowledge` does not declare the quantity for this side.
 
     >>> view = View("mine", "device", frozenset({"h"}), {"h": torch.ones(1, 2)})
     >>> view.h.shape
@@ -43,7 +48,7 @@ class View:
 
 @dataclass(frozen=True)
 class Reports:
-    """One scalar from each of some devices, received at the server without error.
+    """One real number from each of some devices, received at the server without error: what `round.report` returns.
 
     >>> reports = Reports(torch.tensor([[0.0, 3.0, 2.0]]), torch.tensor([[False, True, True]]))
     >>> reports.max(), reports.count()

@@ -20,6 +20,8 @@ OWN: frozenset[Quantity] = frozenset({"h", "phase", "mean_gain", "distance_m"})
 class Knowledge:
     """The channel knowledge that devices and server need: the columns of the paper's Table 1, in finer steps.
 
+    A method declares it as `knowledge`; its views then give these quantities, and raise on all others.
+
     h           complex coefficient of every device, after combining where the server has several antennas
     h_each      the same at every antenna (server only)
     sum_h       the sum over all devices at every antenna, as one common pilot reveals it (server only)
@@ -32,9 +34,11 @@ class Knowledge:
     """
 
     device: Set[Quantity] = frozenset()
+    """What each device knows of its own channel: `h`, `phase`, `mean_gain`, `distance_m`."""
     server: Set[Quantity] = frozenset()
+    """What the server knows, any of the above."""
     fading: str = "arbitrary"
-    """Fading that the method's design assumes."""
+    """Fading that the method's design assumes; only shown in tables."""
 
     def __post_init__(self) -> None:
         for side in ("device", "server"):  # any set will do

@@ -12,10 +12,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """One vector of Q values per device, real or complex, [S, M, Q].
+    """One vector of Q values per device, which a method makes itself: a signal for `round.uplink`, or a memory.
 
-    The radio treats them like updates: Q is the number of channel uses. In a method's state they are what
-    devices remember; checkpoints and resumed runs treat them as any other tensor.
+    As a signal it takes Q channel uses, and each device may spend Q E_s on it. In a method's state they are what
+    devices remember; checkpoints and resumed runs treat them as any other tensor. Other than a plain real or complex
+    tensor of three axes raises a TypeError.
 
     >>> signs = Vectors(torch.tensor([[[1.0, -1.0], [1.0, 1.0]]]))
     >>> signs.superpose(torch.ones(1, 2), torch.tensor([[True, True]]))
@@ -23,6 +24,7 @@ class Vectors:
     """
 
     values: Tensor
+    """The vectors, real or complex floating point, [S, M, Q]."""
 
     def __post_init__(self) -> None:
         if type(self.values) is not Tensor or self.values.dim() != 3:
@@ -49,7 +51,15 @@ class Vectors:
     measured_norms = norms
 
     def superpose(self, weights: Tensor, who: Tensor) -> Tensor:
-        """Σ_i weights_i · vector_i over the devices `who`, [S, Q]; for weights [S, M, K] a sum for each, [S, K, Q]."""
+        """Weighted sum Σ_i weights_i vector_i over the devices `who`, complex if the weights or the vectors are.
+
+        Args:
+            weights: weights [S, M], or K of them for each device [S, M, K]; ignored outside `who`.
+            who: devices in the sum, bool [S, M].
+
+        Returns:
+            The sum [S, Q], or K sums [S, K, Q].
+        """
         several = weights if weights.dim() == 3 else weights[..., None]
         complex_sum = self.is_complex or weights.is_complex()
         dtype = torch.promote_types(self.values.dtype, torch.complex64) if complex_sum else self.values.dtype

@@ -4,98 +4,336 @@ Knows: results, statistics.
 Does not know: files.
 """
 
-from collections.abc import Mapping
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from otafl.errors import OtaflError
+from otafl import registry
+from otafl.errors import ConfigError, OtaflError
+from otafl.report.markdown import markdown
+from otafl.report.runs import Named, Runs, collect, labels_of, without_axis
 from otafl.report.statistics import (
-    compared,
+    Comparison,
+    Estimate,
     estimate,
     final_accuracy,
+    holm,
     last_accuracy,
     mean_accuracy,
+    p_value,
     rounds_to_reach,
     verdict,
 )
 from otafl.runs.result import Result
 
-
-def same_world(one: Result, other: Result) -> bool:
-    """Whether a seed means the same geometry, motion, channel, data, initial model and noise in both runs."""
-    sections = ("data", "partition", "model", "cell", "mobility", "pathloss", "fading", "radio")
-    made = [{**result.summary.get("sources", {}), "algorithm": None, "python": None} for result in (one, other)]
-    return made[0] == made[1] and all(getattr(one.config, key) == getattr(other.config, key) for key in sections)
+FEWEST = 3  # seeds from which an interval says something
 
 
-def comparison(results: Mapping[str, Result], level: float | None = None) -> str:
-    """A table, and a sentence for every run but the first, with which it is compared.
+@dataclass(frozen=True)
+class Row:
+    """A run in a table of comparison. Accuracies are in percent; a failed seed counts with 0."""
 
-    `level` is the test accuracy in percent for "rounds to reach"; by default 95 % of the middle run's, rounded down.
+    group: str
+    """Its value on the axis by which the table is divided; "" if it is not."""
+    label: str
+    result: Result
+    final: Estimate
+    """Test accuracy of the last model."""
+    last: Estimate
+    """Test accuracy, mean over the last recorded rounds."""
+    whole: float
+    """Test accuracy, mean over all rounds."""
+    reach: str
+    """Median of the rounds after which a seed had reached the level."""
+    gap: Comparison | None
+    """Paired difference to the baseline; None for the baseline itself, and where pairs make no sense."""
+    unpaired: str | None
+    """Why there is no difference, if there should be one."""
+
+    @property
+    def interval(self) -> str:
+        """The 95 % interval of `last`, within 0 … 100; from three seeds on."""
+        value = self.last
+        if value.num_seeds < FEWEST:
+            return f"{value.num_seeds} seed{'s' if value.num_seeds > 1 else ''}"
+        return f"{max(0.0, value.low):.2f} … {min(100.0, value.high):.2f}"
+
+    @property
+    def failed(self) -> str:
+        """How many seeds failed, in words."""
+        return f"{len(self.result.diverged)} of {len(self.result.config.experiment.seeds)}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What `otafl.compare` returns: prints as text, shows as a table in a notebook."""
+
+    rows: tuple[Row, ...]
+    level: float
+    """Test accuracy in percent of "rounds to reach"."""
+    notes: tuple[str, ...]
+    verdicts: tuple[str, ...]
+    """A sentence for every run that is compared with a baseline."""
+
+    HEADER = ("", "last model", "mean ± std", "95 % interval", "of", "all rounds", "reach", "failed")
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        return [
+            (
+                row.label,
+                str(row.final),
+                str(row.last),
+                row.interval,
+                row.result.summary["averaged_over"],
+                f"{row.whole:.2f}",
+                row.reach,
+                row.failed,
+            )
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        rows = [
+            ("", "test accuracy (%)", "", "", "", "mean over", "rounds to", "failed"),
+            (
+                "run",
+                "last model",
+                "mean ± std",
+                "95 % interval",
+                "of",
+                "all rounds",
+                f"reach {self.level:g} %",
+                "seeds",
+            ),
+            *self._cells(),
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        lines, body = lines[:2], lines[2:]
+        for group in dict.fromkeys(row.group for row in self.rows):
+            lines += ["", f"{group}:"] if group else []
+            lines += [line for row, line in zip(self.rows, body, strict=True) if row.group == group]
+        return "\n".join([*lines, "", *self.notes, *self.verdicts])
+
+    def markdown(self) -> str:
+        """The table as Markdown, with the paired differences as a column."""
+        header = [
+            "run",
+            "last model (%)",
+            "last rounds (%)",
+            "95 % interval",
+            "minus baseline",
+            "p, Holm",
+            "failed seeds",
+        ]
+        cells = []
+        for row in self.rows:
+            gap, p = "–", "–"
+            if row.gap is not None:
+                gap = f"{row.gap.gap.mean:+.2f} ± {row.gap.gap.half_width:.2f}"
+                p = "< 0.001" if row.gap.p < 0.001 else f"{row.gap.p:.2g}"
+            label = f"{row.group}: {row.label}" if row.group else row.label
+            cells.append((label, str(row.final), str(row.last), row.interval, gap, p, row.failed))
+        return markdown(header, cells)
+
+    def _repr_html_(self) -> str:
+        def line(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        head = line(("run", *self.HEADER[1:6], f"rounds to {self.level:g} %", "failed seeds"), "th")
+        body = []
+        for row, cells in zip(self.rows, self._cells(), strict=True):
+            body.append(line((f"{row.group}: {row.label}" if row.group else row.label, *cells[1:]), "td"))
+        said = "".join(f"<li>{html.escape(text)}</li>" for text in (*self.verdicts, *self.notes))
+        return f"<table><thead>{head}</thead><tbody>{''.join(body)}</tbody></table><ul>{said}</ul>"
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row per run."""
+        from otafl.runs.result import pandas
+
+        return pandas().DataFrame(
+            [
+                {
+                    "group": row.group,
+                    "run": row.label,
+                    "last_model": row.final.mean,
+                    "mean": row.last.mean,
+                    "std": row.last.std,
+                    "num_seeds": row.last.num_seeds,
+                    "failed": len(row.result.diverged),
+                    "all_rounds": row.whole,
+                    "minus_baseline": row.gap.gap.mean if row.gap else None,
+                    "half_width": row.gap.gap.half_width if row.gap else None,
+                    "p_holm": row.gap.p if row.gap else None,
+                }
+                for row in self.rows
+            ]
+        )
+
+
+def compare(
+    runs: Runs,
+    baseline: str | None = None,
+    labels: Sequence[str] | None = None,
+    per: str | None = None,
+    level: float | None = None,
+) -> Table:
+    """Compare runs with one of them: levels, paired differences by seed, and what the seeds cannot tell.
+
+    Args:
+        runs: run directories, folders of them, sweeps' folders or results; or any of these by label.
+        baseline: label of the run that the others are compared with; default: the first.
+        labels: a label for each run, in their order; default: what tells them apart.
+        per: an axis or key; runs with different values of it are compared apart, each group with its own baseline.
+        level: test accuracy in percent for "rounds to reach"; default: 95 % of the middle run's, rounded down.
+
+    Returns:
+        A table; p-values are corrected (Holm) for all comparisons in it.
 
     >>> import otafl
     >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2})
-    >>> results = {name: otafl.run(small.replace({"algorithm.name": name}), device="cpu") for name in ("opc", "fedavg")}
-    >>> comparison(results).splitlines()[0].split()
-    ['test', 'accuracy', '(%)', 'mean', 'over', 'rounds', 'to', 'failed']
+    >>> runs = {name: otafl.run(small.replace({"algorithm.name": name}), device="cpu") for name in ("opc", "fedavg")}
+    >>> [row.label for row in otafl.compare(runs, baseline="fedavg").rows]
+    ['opc', 'fedavg']
     """
-    if any("test_accuracy" not in result.metrics for result in results.values()):
+    found = collect(runs, labels)
+    if any("test_accuracy" not in run.result.metrics for run in found):
         raise OtaflError("compare needs runs that record test accuracy; regression problems have none")
-    last = {name: estimate(last_accuracy(result)) for name, result in results.items()}
+    groups = _grouped(found, per, labels is None and not isinstance(runs, Mapping))
+    last = {id(run.result): estimate(last_accuracy(run.result)) for run in found}
     if level is None:
         level = float(np.floor(0.95 * np.median([value.mean for value in last.values()])))
-    rows = [
-        ("", "test accuracy (%)", "", "", "", "mean over", "rounds to", "failed"),
-        ("method", "last model", "mean ± std", "95 % interval", "of", "all rounds", f"reach {level:g} %", "seeds"),
-    ]
-    for name, result in results.items():
-        value = last[name]
-        rows.append(
-            (
-                name,
-                str(estimate(final_accuracy(result))),
-                str(value),
-                f"{value.low:.2f} … {value.high:.2f}" if value.num_seeds > 1 else "one seed",
-                result.summary["averaged_over"],
-                f"{float(mean_accuracy(result).mean()):.2f}",
-                _reach(rounds_to_reach(result, level)),
-                f"{len(result.diverged)} of {len(result.config.experiment.seeds)}",
+    bases = {group: _base(members, baseline, group) for group, members in groups.items()}
+    gaps: dict[tuple[str, str], Estimate] = {}
+    why: dict[tuple[str, str], str] = {}
+    for group, members in groups.items():
+        base = bases[group]
+        for run in members:
+            if run is base:
+                continue
+            reason = _unpaired(run, base)
+            if reason is None:
+                gaps[group, run.label] = estimate(last_accuracy(run.result) - last_accuracy(base.result))
+            else:
+                why[group, run.label] = reason
+    adjusted = dict(zip(gaps, holm([p_value(gap) for gap in gaps.values()]), strict=True))
+    rows, verdicts = [], []
+    for group, members in groups.items():
+        for run in members:
+            place = group, run.label
+            gap = Comparison(gaps[place], adjusted[place], len(gaps)) if place in gaps else None
+            rows.append(
+                Row(
+                    group,
+                    run.label,
+                    run.result,
+                    estimate(final_accuracy(run.result)),
+                    last[id(run.result)],
+                    float(mean_accuracy(run.result).mean()),
+                    _reach(rounds_to_reach(run.result, level)),
+                    gap,
+                    why.get(place),
+                )
             )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += ["", "std and interval between seeds; a failed seed counts with 0 %"]
-    devices = dict.fromkeys(str(result.summary["device"]) for result in results.values())
+            said = verdict(run.label, bases[group].label, gap) if gap is not None else why.get(place)
+            if said is not None:
+                verdicts.append(f"{group}: {said}" if group else said)
+    return Table(tuple(rows), level, tuple(_notes(found)), tuple(verdicts))
+
+
+def overview(folder: Path) -> str:
+    """The first columns of a sweep's table, without verdicts; "" where runs record no accuracy."""
+    try:
+        table = compare(folder)
+    except OtaflError:
+        return ""
+    rows = [("run", "last model (%)", "last rounds (%)", "failed seeds")]
+    rows += [(row.label, str(row.final), str(row.last), row.failed) for row in table.rows]
+    width = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(row, width, strict=True)).rstrip() for row in rows) + "\n"
+
+
+def _grouped(runs: Sequence[Named], per: str | None, own_labels: bool) -> dict[str, list[Named]]:
+    """Group to its runs, with labels that are unique there."""
+    if per is None:
+        return {"": list(runs)}
+    groups: dict[str, list[Named]] = {}
+    for run in runs:
+        value = run.value(per)
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+        groups.setdefault(value if isinstance(value, str) else f"{per} = {text}", []).append(run)
+    if not own_labels:
+        return groups
+    return {
+        group: [run.named(label) for run, label in zip(members, labels_of(without_axis(members, per)), strict=True)]
+        for group, members in groups.items()
+    }
+
+
+def _base(members: Sequence[Named], baseline: str | None, group: str) -> Named:
+    """The run with which the others of a group are compared."""
+    if baseline is None:
+        return members[0]
+    for run in members:
+        if run.label == baseline:
+            return run
+    known = [run.label for run in members]
+    where = f" of {group}" if group else ""
+    raise ConfigError(f"baseline {baseline!r}: no run{where} has that label{registry.nearest(baseline, known)}; "
+                      f"there are {', '.join(known)}")  # fmt: skip
+
+
+def _notes(runs: Sequence[Named]) -> list[str]:
+    notes = ["std and interval between seeds; a failed seed counts with 0 %"]
+    devices = dict.fromkeys(str(run.result.summary["device"]) for run in runs)
     if len(devices) > 1:
-        lines.append(f"runs were made on {' and on '.join(devices)}: equal runs would differ in their last digits")
-    for name, result in results.items():
-        lines += [f"{name}: {note}" for note in result.notes]
-    return "\n".join([*lines, *sentences(results)])
-
-
-def sentences(results: Mapping[str, Result]) -> list[str]:
-    """A verdict on every run against the first, corrected for their number."""
-    base, reference = next(iter(results.items()))
-    others = {name: result for name, result in results.items() if result is not reference}
-    unpaired = {name: _unpaired(name, result, base, reference) for name, result in others.items()}
-    paired = [base, *(name for name, why in unpaired.items() if why is None)]
-    found = compared({name: last_accuracy(results[name]) for name in paired}, base)
-    return [why or verdict(name, base, found[name]) for name, why in unpaired.items()]
+        notes.append(f"runs were made on {' and on '.join(devices)}: equal runs would differ in their last digits")
+    for note in dict.fromkeys(note for run in runs for note in run.result.notes):
+        having = [run.label for run in runs if note in run.result.notes]
+        whose = (
+            "all" if len(having) == len(runs) > 1 else f"{len(having)} runs" if len(having) > 3 else "; ".join(having)
+        )
+        notes.append(f"{whose}: {note}")
+    return notes
 
 
 def _reach(rounds: np.ndarray) -> str:
     missing = int(np.isnan(rounds).sum())
     if missing == len(rounds):
         return "never"
-    middle = float(np.nanmedian(rounds)) if missing <= len(rounds) / 2 else np.nan
-    note = f" ({missing} of {len(rounds)} never)" if missing else ""
-    return f"{middle:.0f}{note}"
+    note = f"{missing} of {len(rounds)} never"
+    if missing > len(rounds) / 2:
+        return note
+    return f"{float(np.nanmedian(rounds)):.0f}{f' ({note})' if missing else ''}"
 
 
-def _unpaired(name: str, result: Result, base: str, reference: Result) -> str | None:
+def same_world(one: Result, other: Result) -> str | None:
+    """What keeps a seed from being the same geometry, motion, channel and data in two runs; None if nothing does."""
+    sections = ("data", "partition", "cell", "mobility", "pathloss", "fading", "radio")
+    other_ones = [section for section in sections if getattr(one.config, section) != getattr(other.config, section)]
+    if other_ones:
+        return f"[{'], ['.join(dict.fromkeys(s.replace('partition', 'data') for s in other_ones))}]"
+    made = [
+        {**result.summary.get("sources", {}), "algorithm": None, "model": None, "python": None}
+        for result in (one, other)
+    ]
+    return None if made[0] == made[1] else "plug-ins or data"
+
+
+def _unpaired(run: Named, base: Named) -> str | None:
     """The reason why two runs cannot be compared seed by seed; None if they can."""
-    if result.config.experiment.seeds != reference.config.experiment.seeds:
-        return f"{name} and {base}: other seeds, so differences are not paired"
-    if not same_world(result, reference):
-        return f"{name} and {base}: not the same world, so a seed is not the same draw for both; no paired difference"
+    if run.result.config.experiment.seeds != base.result.config.experiment.seeds:
+        return f"{run.label} and {base.label}: other seeds, so differences are not paired"
+    differs = same_world(run.result, base.result)
+    if differs is not None:
+        return (
+            f"{run.label} and {base.label}: not the same world ({differs} differ), so a seed is not the same draw for "
+            "both; no paired difference"
+        )
     return None

@@ -20,7 +20,6 @@ from otafl.runs.directory import publish
 from otafl.runs.result import Result
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, which can be told apart with any colour vision; line styles do the same in print.
@@ -61,13 +60,13 @@ LABELS = {
 }
 
 
-Styles = Mapping[str, tuple[str, str]]
-"""Name of a curve to colour and line style."""
-
-
 @contextmanager
 def drawing(
-    width: float = 6.4, height: float = 4.0, columns: int = 1, lines: int = 1
+    width: float = 6.4,
+    height: float = 4.0,
+    columns: int = 1,
+    lines: int = 1,
+    style: Mapping[str, Any] | None = None,
 ) -> Iterator[tuple["Figure", Any]]:
     """A figure and its axes in the library's style, closed at the end; panels in a column share their x axis."""
     try:
@@ -77,8 +76,8 @@ def drawing(
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise OtaflError("figures need matplotlib: pip install 'otafl[plot]'") from error
-    style: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
-    with plt.rc_context(style):
+    common: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
+    with plt.rc_context(common | dict(style or {})):
         figure, axes = plt.subplots(lines, columns, figsize=(width, height), layout="constrained", sharex="col")
         try:
             yield figure, axes
@@ -100,60 +99,6 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return publish(path.with_suffix(".csv"), text.getvalue().encode())
-
-
-def accuracy_over_rounds(
-    results: Mapping[str, Result], path: Path, title: str, bottom: float | None = None, styles: Styles | None = None
-) -> Path:
-    """Mean test accuracy over rounds with a band of one standard deviation between seeds, as PNG, PDF and CSV.
-
-    Keys are method names or labels of your own; the axis begins at `bottom`, or below the lowest settled curve.
-    """
-    with drawing() as (figure, axes):
-        spare = iter(SPARE_STYLES)
-        ends: list[tuple[float, str, str]] = []
-        lowest = 100.0
-        drawn: set[str] = set()
-        rows: list[tuple[Any, ...]] = []
-        for name, result in results.items():
-            method = result.config.algorithm.name
-            known = STYLES.get(method) if method not in drawn else None
-            drawn.add(method)
-            colour, line = (styles or {}).get(name) or known or next(spare, ("#999999", ":"))
-            accuracy = 100 * np.nan_to_num(result.metrics["test_accuracy"])  # a seed that failed counts with 0
-            mean = accuracy.mean(axis=0)
-            std = accuracy.std(axis=0, ddof=1) if len(accuracy) > 1 else np.full_like(mean, np.nan)
-            rows += [(name, int(r), f"{m:.4f}", f"{d:.4f}") for r, m, d in zip(result.rounds, mean, std, strict=True)]
-            settled = result.rounds >= result.rounds[-1] / 20
-            lowest = min(lowest, float(mean[settled].min()))
-            axes.plot(result.rounds, mean, line, color=colour, linewidth=1.8)
-            if len(accuracy) > 1:
-                axes.fill_between(result.rounds, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
-            failed = f" ({len(result.diverged)} of {len(accuracy)} failed)" if result.diverged else ""
-            ends.append((float(mean[-1]), LABELS.get(name, name) + failed, colour))
-        if bottom is None:
-            bottom = max(0.0, 10 * np.floor(lowest / 10) - 10)  # the first rounds may start below the frame
-        axes.set_ylim(bottom, 100)
-        _label_ends(axes, ends, max(int(result.rounds[-1]) for result in results.values()), gap=(100 - bottom) / 18)
-        seeds = max(len(result.config.experiment.seeds) for result in results.values())
-        band = f"; band: ± one standard deviation of {seeds} seeds" if seeds > 1 else "; one seed"
-        axes.set_xlabel(f"round{band}")
-        axes.set_ylabel("test accuracy of the server model (%)")
-        axes.set_xlim(left=0)
-        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-        axes.set_title(title, fontsize=10, loc="left")
-        write_csv(path, ("run", "round", "test_accuracy_mean", "test_accuracy_std"), rows)
-        return save(figure, path)
-
-
-def _label_ends(axes: "Axes", ends: list[tuple[float, str, str]], last: int, gap: float) -> None:
-    """Write each curve's name at its end, without overlaps."""
-    height, bottom = 100.0 + gap, axes.get_ylim()[0]
-    for value, label, colour in sorted(ends, reverse=True):
-        if value < bottom:
-            label, value = f"{label} ({value:.0f} %)", bottom + gap / 2
-        height = min(value, height - gap)
-        axes.text(last * 1.02, height, label, color=colour, va="center", clip_on=False)
 
 
 def accuracy_over_gamma(gammas: Sequence[float], results: Sequence[Result], path: Path, title: str) -> Path:

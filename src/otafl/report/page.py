@@ -10,7 +10,7 @@ import html
 import io
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ import numpy as np
 
 from otafl.disk import content_of
 from otafl.errors import ConfigError, RunDirectoryError
-from otafl.report.compare import sentences
+from otafl.report.compare import compare
 from otafl.report.figures import SPARE_STYLES, STYLES
-from otafl.report.runs import differences
+from otafl.report.runs import Named, differences
 from otafl.report.statistics import estimate, final_accuracy, last_accuracy
 from otafl.runs.result import Result
 from otafl.simulation.build import Simulation
@@ -40,8 +40,10 @@ CURVES = (
 )
 
 
-def report(results: Mapping[str, Result], paths: Mapping[str, str]) -> str:
-    """The page, as text; `paths` are the run directories."""
+def report(named: Sequence[Named]) -> str:
+    """The page about some runs, as text."""
+    results = {run.label: run.result for run in named}
+    paths = {run.label: str(run.path) for run in named}
     runs = []
     spare = iter(SPARE_STYLES)
     drawn: set[str] = set()
@@ -70,7 +72,7 @@ def report(results: Mapping[str, Result], paths: Mapping[str, str]) -> str:
         "runs": runs,
         "labels": {name: label for name, label, _ in CURVES},
         "shared": {key: _word(value) for key, value in shared.items()},
-        "sentences": sentences(measured) if next(iter(results)) in measured else [],
+        "sentences": list(compare(measured).verdicts) if next(iter(results)) in measured else [],
     }
     page = resources.files("otafl.report").joinpath("page.html").read_text(encoding="utf-8")
     text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")

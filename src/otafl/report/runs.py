@@ -1,63 +1,200 @@
-"""Finds the run directories that were named, and gives runs names that tell them apart.
+"""Finds the runs that were named, and gives each a short label that tells it from the others.
+
+A run may be named by its directory, by a folder of run directories, or by the folder of a sweep, whose axes then give
+the labels.
 
 Knows: run directories, sweeps' folders.
 Does not know: what is done with the results.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from otafl import registry
 from otafl.config.schema import Config
-from otafl.disk import readable
-from otafl.errors import OtaflError, RunDirectoryError
+from otafl.disk import content_of, readable
+from otafl.errors import ConfigError, OtaflError, RunDirectoryError, say
+from otafl.runs.result import Result, read_run
 
 RARELY_TOLD = {"experiment.name", "experiment.seeds", "experiment.checkpoint_s", "training.engine"}
 RARELY_TOLD |= {"data.digest", "model.digest"}
+LONGEST = 48  # characters of a label that is made from keys; beyond it the directory's name is one
+Runs = str | Path | Result | Iterable[str | Path | Result] | Mapping[str, str | Path | Result]
+"""One run or several: directories, folders of them, sweeps' folders, results, or any of these by label."""
 
 
-def expand(paths: Iterable[str | Path]) -> list[Path]:
-    """The run directories that paths name; the folder of a sweep stands for all its runs."""
-    found: list[Path] = []
-    for path in map(Path, paths):
-        with readable(path):
-            if not (path / "runs").is_dir() or (path / "config.toml").exists():
-                found.append(path)
-                continue
-            runs = sorted(folder for folder in (path / "runs").iterdir() if (folder / "summary.json").exists())
-        if not runs:
-            raise RunDirectoryError(f"{path}: has no runs")
-        found += runs
+@dataclass(frozen=True)
+class Named:
+    """A run and its label."""
+
+    label: str
+    result: Result
+    path: Path | None = None
+    axes: Mapping[str, Any] = field(default_factory=dict)
+    """Axis of its sweep to its value or label there; empty if it belongs to none."""
+
+    def named(self, label: str) -> "Named":
+        """The same run under another label."""
+        return replace(self, label=label)
+
+    def value(self, axis: str) -> Any:
+        """Its value on an axis, or of a key of its configuration."""
+        if axis in self.axes:
+            return self.axes[axis]
+        keys = _flat(self.result.config)
+        if axis in keys:
+            return keys[axis]
+        if axis in ("base", "name"):
+            return self.result.config.experiment.name
+        raise ConfigError(f"{self.label}: has no axis or key {axis!r}{registry.nearest(axis, [*self.axes, *keys])}")
+
+
+def collect(runs: Runs, labels: Sequence[str] | None = None) -> list[Named]:
+    """Read the runs that were named; a sweep's come in the order of its file.
+
+    Args:
+        runs: what was named.
+        labels: a label for each, in their order; default: what tells them apart.
+    """
+    if isinstance(runs, Mapping):
+        labels = list(runs) if labels is None else labels
+        runs = list(runs.values())
+    elif isinstance(runs, str | Path | Result):
+        runs = [runs]
+    found = [run for one in runs for run in ([Named("", one)] if isinstance(one, Result) else _read(Path(one)))]
     if not found:
         raise OtaflError("name at least one run directory")
+    if labels is None:
+        labels = labels_of(found)
+    elif len(labels) != len(found):
+        raise ConfigError(f"{len(labels)} labels for {len(found)} runs; give one for each, in their order")
+    elif len(set(labels)) < len(labels):
+        raise ConfigError(f"two runs have the label {next(w for w in labels if list(labels).count(w) > 1)!r}")
+    return [run.named(label) for run, label in zip(found, labels, strict=True)]
+
+
+def read_runs(runs: Runs, labels: Sequence[str] | None = None) -> dict[str, Result]:
+    """Read several finished runs: label to result.
+
+    Args:
+        runs: run directories, folders of them, or sweeps' folders.
+        labels: a label for each, in their order; default: what tells them apart.
+    """
+    return {run.label: run.result for run in collect(runs, labels)}
+
+
+def expand(path: Path) -> list[Path]:
+    """The run directories that a path stands for."""
+    with readable(path):
+        if (path / "config.toml").exists():
+            return [path]
+        sweep = _sweep_of(path)
+        if sweep is not None:
+            places = [path / "runs" / folder for folder in sweep["runs"]]
+            found = [place for place in places if _finished(place)]
+            if found and len(found) < len(places):
+                say(f"otafl: {path}: {len(places) - len(found)} of {len(places)} runs have not finished; left out")
+        else:
+            folder = path / "runs" if (path / "runs").is_dir() else path
+            inside = sorted(folder.iterdir()) if folder.is_dir() else []
+            found = [
+                place for place in inside if (place / "config.toml").exists() and (place / "summary.json").exists()
+            ]
+            if not found and folder == path:
+                return [path]  # reading it says what is wrong
+    if not found:
+        raise RunDirectoryError(f"{path}: has no runs")
     return found
 
 
-def differences(configs: list[Config]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _finished(place: Path) -> bool:
+    try:
+        return bool(json.loads(content_of(place / "summary.json"))["status"] != "running")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _sweep_of(folder: Path) -> dict[str, Any] | None:
+    """What a sweep's folder says of its axes and runs."""
+    try:
+        content = json.loads(content_of(folder / "sweep.json"))
+        return content if isinstance(content["runs"], dict) and isinstance(content["axes"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read(path: Path) -> list[Named]:
+    found = []
+    for place in expand(path):
+        sweep = _sweep_of(place.parent.parent) or {"runs": {}}
+        axes = sweep["runs"].get(place.name, {})
+        found.append(Named("", read_run(place), place, axes if isinstance(axes, dict) else {}))
+    return found
+
+
+def labels_of(runs: Sequence[Named]) -> list[str]:
+    """A short label for every run: its values on a sweep's axes, or its method and the keys that tell it from others.
+
+    Directory names stand in where that would be long; a number is added where two labels are equal.
+    """
+    labels = [_on_axes(run, runs) if run.axes else "" for run in runs]
+    if not all(labels) or len(set(labels)) < len(labels):
+        labels = names([run.result.config for run in runs])
+        labels = [
+            run.path.name if len(label) > LONGEST and run.path is not None else label
+            for label, run in zip(labels, runs, strict=True)
+        ]
+    return [label if labels.count(label) == 1 else f"{label} #{i}" for i, label in enumerate(labels)]
+
+
+def without_axis(runs: Sequence[Named], axis: str) -> list[Named]:
+    """The runs without one of their axes."""
+    return [replace(run, axes={key: value for key, value in run.axes.items() if key != axis}) for run in runs]
+
+
+def _on_axes(run: Named, runs: Sequence[Named]) -> str:
+    """A run's values on the axes on which the runs differ."""
+    axes = list(dict.fromkeys(axis for other in runs for axis in other.axes))
+    told = [axis for axis in axes if len({repr(other.axes.get(axis)) for other in runs}) > 1] or axes[:1]
+    return ", ".join(_word(axis, run.axes[axis], axes) for axis in told if axis in run.axes)
+
+
+def _word(key: str, value: Any, among: Iterable[str]) -> str:
+    """A value, with the name of its key where it is a number; with its section where the name is ambiguous."""
+    if isinstance(value, str):
+        return value
+    name = key.partition(".")[2] or key
+    if sum((other.partition(".")[2] or other) == name for other in among) > 1:
+        name = key
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{name} {text}"
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    return {f"{section}.{key}": value for section, keys in config.to_dict().items() for key, value in keys.items()}
+
+
+def differences(configs: Sequence[Config]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """For every configuration the keys in which they differ, and the keys that all share."""
-    flat = [
-        {f"{section}.{key}": value for section, keys in config.to_dict().items() for key, value in keys.items()}
-        for config in configs
-    ]
+    flat = [_flat(config) for config in configs]
     keys = list(dict.fromkeys(key for values in flat for key in values))
     shared = {key: flat[0][key] for key in keys if all(values.get(key) == flat[0].get(key) for values in flat)}
     own = [{key: values[key] for key in keys if key in values and key not in shared} for values in flat]
     return own, shared
 
 
-def names(configs: list[Config]) -> list[str]:
-    """A name for every run: its method, and the keys that tell it from others of that method."""
+def names(configs: Sequence[Config]) -> list[str]:
+    """For every run its method, and the keys that tell it from others of that method."""
     own, _ = differences(configs)
     methods = [config.algorithm.name for config in configs]
     labels = []
     for config, keys in zip(configs, own, strict=True):
         same = [other for other, method in zip(own, methods, strict=True) if method == config.algorithm.name]
-        told = [config.algorithm.name]
-        for key, value in keys.items():
-            if key == "algorithm.name" or key in RARELY_TOLD:
-                continue
-            if any(other.get(key) != value for other in same):
-                word = f"{value:g}" if isinstance(value, float) else str(value)
-                told.append(f"{key.split('.')[1]} {word}")
-        labels.append(", ".join(told))
-    return [label if labels.count(label) == 1 else f"{label} #{i}" for i, label in enumerate(labels)]
+        told = [key for key in keys if key != "algorithm.name" and key not in RARELY_TOLD]
+        told = [key for key in told if any(other.get(key) != keys[key] for other in same)]
+        words = [_word(key, keys[key], told) if not isinstance(keys[key], str) else str(keys[key]) for key in told]
+        labels.append(", ".join([config.algorithm.name, *words]))
+    return labels

@@ -4,6 +4,8 @@ Knows: columns, seeds, run directories.
 Does not know: the loop over rounds, methods.
 """
 
+import html
+import importlib
 import platform
 import subprocess
 import tomllib
@@ -24,7 +26,7 @@ from otafl._version import __version__
 from otafl.config.schema import Config, digest_of, load_config
 from otafl.core.metrics import EXPLODED
 from otafl.disk import content_of, readable
-from otafl.errors import ConfigError, RunDirectoryError
+from otafl.errors import ConfigError, OtaflError, RunDirectoryError
 from otafl.registry import in_a_line
 from otafl.runs.directory import stored_summary
 from otafl.runs.table import Recorder
@@ -45,22 +47,73 @@ class Result:
     """
 
     config: Config
+    """The configuration that was run."""
     rounds: NDArray[np.int64]
-    """Recorded rounds, [R]."""
+    """Recorded rounds r, [R]: a row describes the model after r rounds, so the first is 0, the initial model."""
     metrics: Mapping[str, NDArray[np.float64]]
-    """Column name to values [S, R]; NaN where there is none."""
+    """Column name to values [S, R]; NaN where there is none. Accuracies are shares, 0 to 1. `otafl.core.metrics` has
+    the columns."""
     params: Tensor
-    """x^T, [S, P]; the last model of a seed that diverged is not finite."""
+    """Last server model x^T, [S, P]; that of a seed that diverged has exploded or is not finite."""
     diverged: Mapping[int, int]
     """Failed seeds: seed to the round after which its model had exploded, or its test loss was not finite."""
     summary: Mapping[str, Any]
+    """What summary.json has: each score's mean and standard deviation over seeds, versions, wall time in s. Scores are
+    means over the last recorded rounds, r > T − 50; a failed seed counts with an accuracy of 0."""
     notes: tuple[str, ...] = ()
-    """Remarks on a run that was read from its directory, for instance that another version made it."""
+    """Remarks, for instance that γ was scaled to the model, or that another version made a run that was read."""
 
     @property
     def status(self) -> str:
-        """`complete`, or `failed` where a seed diverged."""
+        """Either "complete", or "failed" if a seed diverged; the other seeds are complete then, too."""
         return str(self.summary["status"])
+
+    def __repr__(self) -> str:
+        seeds = len(self.config.experiment.seeds)
+        told = f"{self.config.algorithm.name} on {self.config.data.name}, {self.config.experiment.rounds} rounds"
+        score = self.summary.get("test_accuracy", {}).get("mean")
+        level = "" if score is None else f", test accuracy {100 * score:.2f} %"
+        failed = f", {len(self.diverged)} of them failed" if self.diverged else ""
+        return f"<Result: {told}, {seeds} seed{'s' if seeds > 1 else ''}{failed}{level}>"
+
+    def _repr_html_(self) -> str:
+        scores = []
+        for name in ACCURACIES:
+            entry = self.summary.get(name)
+            if entry is None:
+                continue
+            for when, part in (("last model", entry["final"]), (self.summary["averaged_over"], entry)):
+                spread = "" if part["std"] is None else f" ± {100 * part['std']:.2f}"
+                scores.append((f"{name.replace('_', ' ')}, {when}", f"{100 * part['mean']:.2f}{spread} %"))
+        rows = [("run", repr(self)[9:-1]), *scores, ("recorded rounds", str(len(self.rounds)))]
+        cells = "".join(f"<tr><th>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in rows)
+        return f"<table>{cells}</table>"
+
+    def to_pandas(self) -> Any:
+        """metrics.csv as a pandas DataFrame: a row per seed and recorded round."""
+        seeds = self.config.experiment.seeds
+        columns: dict[str, Any] = {
+            "seed": np.repeat(seeds, len(self.rounds)),
+            "round": np.tile(self.rounds, len(seeds)),
+        }
+        columns |= {name: values.reshape(-1) for name, values in self.metrics.items()}
+        return pandas().DataFrame(columns)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The same for other libraries, for instance `polars.from_dataframe(result)`; needs pyarrow."""
+        return self.to_pandas().__arrow_c_stream__(requested_schema)
+
+    def plot(self, x: str = "rounds", y: str = "test_accuracy", **options: Any) -> Any:
+        """Draw a column; the same as `otafl.plot(result, x, y, ...)`."""
+        return importlib.import_module("otafl").plot(self, x, y, **options)
+
+
+def pandas() -> Any:
+    """The package pandas, which only tables for notebooks need."""
+    try:
+        return importlib.import_module("pandas")
+    except ImportError as error:
+        raise OtaflError("data frames need pandas: pip install 'otafl[notebook]'") from error
 
 
 def versions() -> dict[str, str]:
@@ -170,7 +223,21 @@ def current_commit() -> str | None:
 
 
 def read_run(path: str | Path) -> Result:
-    """Read the result of a finished run directory and verify its files; writes nothing and takes no lock."""
+    """Read the result of a finished run directory and verify its files; writes nothing and takes no lock.
+
+    Args:
+        path: the run directory, the `out` of `run`.
+
+    Raises:
+        RunDirectoryError: it is no run directory, has not finished, or its files are damaged or have changed.
+
+    >>> import otafl, tempfile
+    >>> small = {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2}
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     done = otafl.run(otafl.load_config("quick", small), place, "cpu")
+    ...     bool((otafl.read_run(place).params == done.params).all())
+    True
+    """
     path = Path(path)
     file = path / "config.toml"
     with readable(path):

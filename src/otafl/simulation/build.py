@@ -45,6 +45,10 @@ from otafl.world.data import Dataset, load_dataset
 class Simulation:
     """All seeds of a run, ready to make rounds; `otafl.run` is a loop over `step`.
 
+    Useful attributes are `problem`, the constants; `algorithm`, the method; `worlds`, positions and channels of each
+    seed (see `trajectory`); `shares`, for each seed and device the indices of its training examples; `objective`, the
+    model and its loss; `engine_name`.
+
     >>> from otafl.config.schema import load_config
     >>> sim = Simulation(load_config("quick", {"data.name": "digits", "model.hidden": [8]}), torch.device("cpu"))
     >>> step = sim.step(sim.init(), 0)
@@ -60,7 +64,18 @@ class Simulation:
         noise: NoiseSource | None = None,
         dataset: Dataset | None = None,
     ) -> None:
-        """`model` and `noise` replace the configuration's own; `dataset` is its data set, if that is loaded already."""
+        """Load the data, compute all channels, and let the method plan.
+
+        Args:
+            config: what to simulate.
+            device: the compute device.
+            model: a module that replaces `[model]`; every seed starts from its weights.
+            noise: a source of unit-variance receiver noise that replaces the seeded one.
+            dataset: the configuration's data set, if that is loaded already.
+
+        Raises:
+            OtaflError: the configuration or the method cannot be run, or does not fit into memory.
+        """
         refuse_too_large(config, device, dataset, model)
         self.config, self.device = config, device
         self._state_names: list[str] | None = None
@@ -149,7 +164,7 @@ class Simulation:
             self._downlink = imperfect.downlink(self.seeds, self.air.noise, masks)
 
     def init(self) -> Any:
-        """The algorithm's state before round 0."""
+        """The method's state before round 0, in memory of its own."""
         problem = dataclasses.replace(
             self.problem, initial=self.problem.initial.clone()
         )  # the state may be overwritten
@@ -158,7 +173,20 @@ class Simulation:
         return state
 
     def step(self, state: Any, t: int) -> Step:
-        """Carry out round t."""
+        """Carry out round t, from 0, and check what the method returns.
+
+        Args:
+            state: what `init` or the step before returned; it may be overwritten, so keep `otafl.core.state.copied` of
+                it if you need it again.
+            t: number of the round, below `experiment.rounds`.
+
+        Returns:
+            The next state, the method's diagnostics, what devices sent and spent, and which seeds are finite. Energies
+            are judged in `check`, not here.
+
+        Raises:
+            PluginError: the method broke its contract.
+        """
         return self.take(state, self.round_at(t))
 
     def take(self, state: Any, round_: Round) -> Step:
@@ -184,9 +212,14 @@ class Simulation:
     def round_at(
         self, t: int, *, batches: Tensor | None = None, air: Air | None = None, skip_unheard: bool = True
     ) -> Round:
-        """The Round of round t; the checks pass other `batches` or another `air` to see what changes.
+        """The instruments of round t, with which one can try out a method by hand.
 
-        With `skip_unheard=False`, devices that will never be heard again are trained, too.
+        Args:
+            t: number of the round, from 0.
+            batches: indices of the training examples in the mini-batches, int [S, M, steps, batch], instead of the
+                seeded ones.
+            air: another radio channel than the configuration's.
+            skip_unheard: if False, devices that will never be heard again are trained, too.
         """
         return self._round(
             t,
@@ -252,7 +285,13 @@ class Simulation:
         )
 
     def check(self) -> None:
-        """Raise if a device exceeded the energy limit, was heard though silent, or took part without being heard."""
+        """Judge all rounds so far; `otafl.run` calls it in every round on a CPU, and for every row on a GPU.
+
+        Raises:
+            EnergyError: a device's upload of Q channel uses had more energy than Q E_s.
+            PluginError: a device was heard that `active` or the cohort keeps silent, or `Info.active` names one that
+                was not heard.
+        """
         self.guard.check()
         if bool(self._strays.any()):
             raise PluginError(f"{self._who}: a device reports or transmits that `active` or the cohort keeps silent")
@@ -260,7 +299,11 @@ class Simulation:
             raise PluginError(f"{self._who}: Info.active names a device that neither reported nor transmitted")
 
     def mean_params(self, state: Any) -> Tensor:
-        """x̄, the mean of the devices' models, [S, P]; the server model where devices keep none of their own."""
+        """The mean x̄ of the devices' models, [S, P]; the server model if the method's devices keep none of their own.
+
+        Raises:
+            ConfigError: devices that are never heard again have not been trained (`training.skip_unheard`).
+        """
         models = own_models(state)
         if models is not None and self._useful is not None:  # some devices were not trained
             raise ConfigError(
@@ -271,7 +314,11 @@ class Simulation:
         return mean
 
     def uplink_probability(self, place: int = 0) -> NDArray[np.float64] | None:
-        """Probabilities p_i^t to be active, of the seed at index `place`, [T, M]; None if the method has no fixed γ."""
+        """Probability p_i^t = P(|h_i^t| ≥ γ/√(d E_s)) of every device to be active, [T, M]; None without a fixed γ.
+
+        Args:
+            place: index of the seed in `seeds`.
+        """
         gamma = getattr(self.algorithm, "gamma", None)
         if not isinstance(gamma, float):
             return None

@@ -39,7 +39,10 @@ from otafl.world.own_data import dataset_of
 log = logging.getLogger(__name__)
 
 Observer = Callable[[int, Rows | None], None]
-"""Called before the first and after every round, with the rounds done and the row just recorded, or None."""
+"""Called before the first and after every round, with the rounds done and the row just recorded, or None.
+
+A row is a dict of column name to one value per seed.
+"""
 
 
 class Interrupted(OtaflError):
@@ -62,19 +65,27 @@ def run(
     observer: Observer | None = None,
     fresh: bool = False,
 ) -> Result:
-    """Run a configuration (or preset, or TOML file) and return its results.
+    """Run all rounds of a configuration, for all its seeds at once, and return the result.
 
     Args:
-        config: what to run.
+        config: what to run: a configuration, a preset's name or the path of a TOML file.
         out: a run directory to write, to continue if it was interrupted, or to read if it is complete; None
             writes nothing.
-        device: "auto", "cpu" or "cuda".
-        data: (X, y, X_test, y_test) to use instead of `[data]`, arrays or tensors, or an `otafl.Dataset`.
+        device: compute device, "auto" (a GPU if there is one), "cpu" or "cuda".
+        data: (X, y, X_test, y_test) to use instead of `[data]`, arrays or tensors, or an `otafl.Dataset`. X is [N, ...]
+            or images [N, channels, height, width], of which bytes are divided by 255; y is whole numbers from 0, [N].
         model: a module to use instead of `[model]`; every seed starts from its present weights. A γ that is the
             default, which the paper chose for its own network, is scaled with √d.
-        noise: a source of receiver noise that replaces the seeded one.
+        noise: a source of unit-variance receiver noise that replaces the seeded one; not with `out`.
         observer: called before the first and after every round; see `Observer`.
         fresh: run again in `out-2` (or `-3` …) if `out` already exists.
+
+    Returns:
+        Rows, last models and summary of all seeds. A seed whose model explodes is no error: `diverged` names it.
+
+    Raises:
+        OtaflError: whatever was wrong with what was given, as one line: a ConfigError, DataError, PluginError,
+            EnergyError or RunDirectoryError. With `out`, SIGINT and SIGTERM raise one, too, after a checkpoint.
 
     >>> small = load_config("quick", {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2})
     >>> run(small, device="cpu").metrics["test_accuracy"].shape  # [seeds, recorded rounds]

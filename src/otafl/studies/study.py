@@ -78,6 +78,15 @@ class Study:
         """The cases without a finished run."""
         return [case for case in self.sweep.cases if self.summary(case) is None]
 
+    def plan(self) -> str:
+        """Every run with its place on the axes, and whether it is there."""
+        missing = self.missing()
+        lines = [f"{'missing' if case in missing else 'done':<8} {case.label}" for case in self.sweep.cases]
+        seeds = sum(len(case.config.experiment.seeds) for case in missing)
+        rounds = sum(case.config.experiment.rounds * len(case.config.experiment.seeds) for case in missing)
+        work = f"{len(missing)} of {len(lines)} runs are missing: {seeds} seeds, {rounds:,} rounds of a seed"
+        return "\n".join([*lines, "", f"{work}; nothing was run"])
+
     def write_table(self, errors: Mapping[str, str]) -> Path:
         """Write table.csv, a row per run and seed; `errors` maps run directories to what went wrong."""
         axes = list(self.sweep.axes)

@@ -34,6 +34,7 @@ from otafl.config.schema import Config, load_config
 from otafl.disk import content_of
 from otafl.errors import ConfigError
 from otafl.runs.identity import name_hash
+from otafl.studies.examples import EXAMPLES
 
 TOP_LEVEL = ("name", "base", "set", "axes", "override", "tune")
 OVERRIDE = ("if", "set", "drop", "axes")
@@ -82,14 +83,14 @@ def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None, cho
     """Read a sweep file.
 
     Args:
-        path: the file.
+        path: the file, or the name of an example: see `EXAMPLES`.
         overrides: keys that change every run, on top of everything else.
         chosen: a file that `otafl tune` wrote for this sweep; searched axes then have their chosen values only.
 
     Returns:
         The sweep, with every run's configuration checked.
     """
-    path = Path(path)
+    path = EXAMPLES.get(str(path), Path(path))
     content = _content(path, "see 'otafl sweep --help' for what a sweep file is")
     if chosen is not None:
         rules = _content(Path(chosen), "'otafl tune' writes it").get("override", [])
@@ -108,7 +109,7 @@ def _content(path: Path, hint: str) -> dict[str, Any]:
     try:
         return tomllib.loads(content_of(path).decode())
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such file; {hint}") from error
+        raise ConfigError(f"{path}: no such file{registry.nearest(str(path), EXAMPLES)}; {hint}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:

@@ -47,7 +47,25 @@ class Trajectory:
 def trajectory(
     cell: Cell, mobility: Mobility, pathloss: PathLoss, fading: Fading, num_rounds: int, seed: int, antennas: int = 1
 ) -> Trajectory:
-    """The trajectory of one seed over `num_rounds` rounds; with several receive antennas, after combining.
+    """Positions and channels of every device in every round, h_i^t = √Λ_i^t times fading of unit power, for one seed.
+
+    The result is kept for the next call and shared with it: do not write into its arrays.
+
+    Args:
+        cell: radius and first positions.
+        mobility: how devices move.
+        pathloss: mean gain as a function of the position.
+        fading: the law of the small-scale fading.
+        num_rounds: number of rounds T.
+        seed: seed of the run.
+        antennas: number of the server's antennas N; with several, `coeff` and `mean_gain` are after combining.
+
+    Returns:
+        A `Trajectory` with `positions_m` [T, M, 2], `distance_m`, `mean_gain` and `coeff` [T, M], and more.
+
+    Raises:
+        ConfigError: no channel can be computed with these values.
+        PluginError: a law of the user's own gave a wrong shape, or values that are not finite.
 
     >>> import otafl
     >>> c = otafl.load_config("stationary")

@@ -24,14 +24,16 @@ Loss = Literal["cross_entropy", "half_squared_norm"]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Examples: features [N, F], float32 or float64, and class labels [N], int64.
+    """Labelled examples of one part of a data set; `len` gives their number N.
 
     >>> len(Split(np.zeros((3, 2), dtype=np.float32), np.array([0, 1, 1])))
     3
     """
 
     features: NDArray[np.floating]
+    """Features, float32 or float64, finite, [N, F] or [N, ...]; the library's own data sets are standardised."""
     targets: NDArray[np.int64]
+    """Class labels from 0, int64, [N]; not used by the loss "half_squared_norm"."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -39,17 +41,27 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A task: training, validation and test examples, and the loss of a model's output."""
+    """A task: training, validation and test examples, and the loss of a model's output.
+
+    >>> part = Split(np.zeros((3, 2), dtype=np.float32), np.array([0, 1, 1]))
+    >>> Dataset(train=part, test=part, validation=None, num_classes=2).loss
+    'cross_entropy'
+    """
 
     train: Split
+    """Examples that are shared out to the devices."""
     test: Split
+    """Examples on which x^t is scored."""
     validation: Split | None
+    """Examples for choosing keys, scored if `experiment.record` has "validation"; None if there are none."""
     num_classes: int
+    """Number of classes; 0 without classes."""
     image_shape: tuple[int, int, int] | None = None
-    """(channels, height, width) where the features are pixels."""
+    """(channels, height, width) if the features are pixels, else None."""
     loss: Loss = "cross_entropy"
+    """Loss of a model's output: "cross_entropy" with the label, or "half_squared_norm", ½‖output‖², without labels."""
     owners: NDArray[np.int64] | None = None
-    """Device of each training example, where the data set itself says so."""
+    """Device 0 … m − 1 of each training example, int [N], if the data set says so; None: `[data]` shares them out."""
 
 
 class Sizes(NamedTuple):
@@ -237,9 +249,13 @@ class Synthetic:
     """Gaussian classes around random means: no files, any size."""
 
     features: Annotated[int, Ge(1), Le(10**6)] = 20
+    """Numbers of an example."""
     classes: Annotated[int, Ge(2), Le(10**5)] = 10
+    """Number of classes."""
     train_images: Annotated[int, Ge(1), Le(10**8)] = 5_000
+    """Training examples of all devices together."""
     test_images: Annotated[int, Ge(1), Le(10**8)] = 1_000
+    """Test examples, and as many for validation."""
     separation: Annotated[float, Ge(0)] = 1.0
     """Standard deviation of the class means, in units of the noise within a class."""
     data_seed: Annotated[int, Ge(0)] = 0
@@ -269,11 +285,13 @@ class Quadratic:
     """Device i minimises ½‖x − c_i‖²: the optimum, the mean of the c_i, is known. Needs model "point"."""
 
     dimension: Annotated[int, Ge(1), Le(10**8)] = 10
+    """Number of coordinates, and of the model's parameters d."""
     spread: Annotated[float, Ge(0)] = 1.0
     """Standard deviation of the centres' coordinates."""
     centers: tuple[tuple[float, ...], ...] = ()
     """The c_i themselves, one per device, instead of random ones."""
     samples_per_device: Annotated[int, Ge(1), Le(10**6)] = 1
+    """Samples of every device."""
     sample_noise: Annotated[float, Ge(0)] = 0.0
     """Standard deviation of a device's samples around its centre: the noise of stochastic gradients."""
     sample_tail: Annotated[float, Ge(0)] = 0.0

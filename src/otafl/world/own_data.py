@@ -283,7 +283,8 @@ def dataset_of(data: object) -> Dataset:
     Images are [N, channels, height, width]; bytes are divided by 255. Labels are whole numbers from 0.
     """
     if isinstance(data, Dataset):
-        return load_dataset("given", _Given(data), 0)
+        count = 0 if data.owners is None or not len(data.owners) else int(np.max(data.owners)) + 1
+        return load_dataset("given", _Given(data), count)
     if not isinstance(data, tuple | list) or len(data) != 4:
         raise ConfigError("data: give (X, y, X_test, y_test), or an otafl.Dataset")
     x, y, x_test, y_test = (np.asarray(part.detach().cpu() if hasattr(part, "detach") else part) for part in data)

@@ -18,10 +18,14 @@ from otafl.core.round import Round
 
 @dataclass(frozen=True)
 class State:
-    """What the next round needs."""
+    """The state of a method that remembers nothing but the server model; other methods write a dataclass of their own.
+
+    >>> State(params=torch.zeros(2, 5)).params.shape  # [S, P]
+    torch.Size([2, 5])
+    """
 
     params: Tensor
-    """x^t, [S, P]."""
+    """Server model x^t, [S, P]."""
 
 
 def move(round: Round, params: Tensor, received: Received, rescale: Tensor) -> tuple[State, Info]:  # noqa: A002

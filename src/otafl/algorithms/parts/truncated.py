@@ -46,17 +46,17 @@ class Heard:
 
 
 def full_amplitude(h: Tensor, problem: Problem) -> Tensor:
-    """√(d E_s) |h_i|: the norm at the server of a vector sent at full energy."""
+    """√(d E_s) |h_i| in √J, of the shape of h: the norm with which a model-sized vector sent at full energy arrives."""
     return h.abs() * math.sqrt(problem.num_params * problem.symbol_energy_j)
 
 
 def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Tensor:
-    """Line 10: the mask of the active set A, which devices know; γ may be a tensor [S, 1]."""
+    """Line 10: the mask of the active set A, |h_i| ≥ γ/√(d E_s), shaped like `device.h`; γ is a number or [S, 1]."""
     return full_amplitude(device.h, problem) >= gamma
 
 
 def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tensor) -> Heard:  # noqa: A002
-    """Lines 12–18: the devices `who` report norms, learn B, and send; γ may be a tensor [S]."""
+    """Lines 12–18: the devices `who` report norms, learn B, and send vectors divided by h; γ is a number or [S]."""
     reports = round.report(vectors.norms(who), who)
     bound, count = reports.max(), reports.count()
     scale = (torch.where(bound > 0, 1 / bound, 0.0) * gamma)[:, None]  # if all norms are 0, nothing is sent

@@ -1,7 +1,7 @@
 """Which runs each figure and table needs: the paper's, and those that our own methods add.
 
-Hyper-parameters are those that `recipes/comparison.toml` chose (validation accuracy after 100 rounds, seeds 100–102, the
-same grid of learning rates for all): see docs/results.md.
+Hyper-parameters are those that `recipes/comparison.toml` chose (validation accuracy after 100 rounds, seeds 100–102,
+the same grid of learning rates for all): see docs/results.md.
 
 Knows: the paper's experiments.
 Does not know: how runs are carried out, how figures are drawn.

@@ -103,17 +103,22 @@ def _fig1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
 
 
 def _fig2(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
-    from otafl.report.figures import accuracy_over_rounds
-
     made = []
     for letter, regime in zip("abc", REGIMES, strict=True):
         curves = {need.label: read(need) for need in needs if need.regime == regime}
         title = f"{_data(curves)}, {regime} devices\n{conditions(curves.values())}"
-        path = folder / f"fig2{letter}.png"
-        made.append(
-            accuracy_over_rounds({label: curves[label] for label in FIG2}, path, title, bottom=40.0 if quick else 60.0)
-        )
+        shown = {label: curves[label] for label in FIG2}
+        made.append(_curves(shown, folder / f"fig2{letter}.png", title, bottom=40.0 if quick else 60.0))
     return made
+
+
+def _curves(curves: Mapping[str, Result], path: Path, title: str, bottom: float | None = None) -> Path:
+    """Accuracy over rounds, as PNG and PDF."""
+    from otafl.report.plot import plot
+
+    picture = plot(curves, width="double", title=title, bottom=bottom)
+    picture.save(path.with_suffix(".pdf"))
+    return picture.save(path)[0]
 
 
 def _fig3(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
@@ -142,15 +147,9 @@ def _fig4(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
 
 
 def _fig5(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
-    import matplotlib
-
-    from otafl.report.figures import accuracy_over_rounds
-
-    shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, len(GAMMAS)))
-    styles = {f"γ = {need.label}": (matplotlib.colors.to_hex(c), "-") for need, c in zip(needs, shades, strict=True)}
     curves = {f"γ = {need.label}": read(need) for need in needs}
     title = f"FedOAG on {_data(curves)}, stationary\n{conditions(curves.values())}"
-    return [accuracy_over_rounds(curves, folder / "fig5.png", title, styles=styles)]
+    return [_curves(curves, folder / "fig5.png", title)]
 
 
 def _table1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:

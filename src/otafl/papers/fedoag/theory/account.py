@@ -4,6 +4,7 @@ Knows: simulations, results, the parts of the analysis.
 Does not know: how it is shown.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -43,6 +44,10 @@ MEASURED = {
 }
 
 
+Tell = Callable[[str], None]
+"""Says on a terminal what is being done."""
+
+
 @dataclass
 class Account:
     """Rows of (quantity, value, what it is), warnings, and what a figure needs."""
@@ -58,18 +63,30 @@ class Account:
     predicted: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Column of a run to what its mean should be in two cases, the smaller first."""
 
+    @property
+    def words(self) -> str:
+        """The main thing in a sentence."""
+        value = {symbol: shown for symbol, shown, _ in self.rows}
+        text = {symbol: meaning for symbol, _, meaning in self.rows}
+        if "E|A|" in value:
+            return (
+                f"{value['E|A|']} of the {text['E|A|'].split('of ')[1].split(',')[0]} devices are heard in a round on "
+                f"average; {value['never heard']} are not heard once."
+            )
+        return f"Devices get {value['heard']} of what they learn to the server, the worst {text['heard'].split()[-1]}."
+
     def add(self, symbol: str, value: float | str, text: str) -> None:
         """One more row."""
         self.rows.append((symbol, value if isinstance(value, str) else f"{value:.3g}", text))
 
 
-def account(sim: Simulation, result: Result | None = None) -> Account:
+def account(sim: Simulation, result: Result | None = None, tell: Tell | None = None) -> Account:
     """The analysis of a simulation's first seed, and beside it what a run of the same configuration measured.
 
     Constants are estimated at x⁰ and, where there is a run, at its last model.
     """
     if isinstance(sim.algorithm, FedOAGZero):
-        return _of_zero(sim, sim.algorithm, result)
+        return _of_zero(sim, sim.algorithm, result, tell)
     prob = sim.uplink_probability()
     if getattr(sim.algorithm, "gamma", None) == "adaptive":
         raise ConfigError('algorithm.gamma = "adaptive": the analysis is for one γ; give the one to look at')
@@ -78,7 +95,7 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
             f"algorithm.name = {sim.config.algorithm.name!r}: the analysis is FedOAG's; "
             "choose a method with algorithm.gamma, or fedoag-zero"
         )
-    found = _constants(sim, result)
+    found = _constants(sim, result, tell)
     report = Account()
     gap = _who_is_heard(report, prob)
     if getattr(sim.config.fading.spec, "pooled", False):
@@ -129,8 +146,10 @@ def account(sim: Simulation, result: Result | None = None) -> Account:
     return report
 
 
-def _constants(sim: Simulation, result: Result | None) -> dict[str, estimates.Measured]:
+def _constants(sim: Simulation, result: Result | None, tell: Tell | None) -> dict[str, estimates.Measured]:
     """Constants of the problem, at x⁰ and at the last model of a run."""
+    if tell is not None:
+        tell("measuring the constants of the bound on this model and its data; a minute for the paper's")
     points = [sim.problem.initial[0]]
     if result is not None:
         points.append(result.params[0].to(sim.dtype))
@@ -141,7 +160,7 @@ def _constants(sim: Simulation, result: Result | None) -> dict[str, estimates.Me
     return estimates.constants(sim, points)
 
 
-def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Account:
+def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None, tell: Tell | None) -> Account:
     """FedOAG-zero: what devices can send, what waits, and the bound of docs/algorithms/fedoag-zero.md."""
     report, config, problem = Account(), sim.config, sim.problem
     if not config.imperfect.none:
@@ -186,7 +205,7 @@ def _of_zero(sim: Simulation, method: FedOAGZero, result: Result | None) -> Acco
         "heard", float(heard.mean()), f"of what devices learn, if it points one way; the worst {heard.min():.2g}"
     )
     report.add("ν", method.nu, "noise in a step over η B, root mean square")
-    constants = _constants(sim, result)
+    constants = _constants(sim, result, tell)
     for name, symbol in SYMBOLS.items():
         report.add(symbol, constants[name].value, constants[name].how)
     terms = backlog.bound(

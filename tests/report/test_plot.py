@@ -1,0 +1,156 @@
+"""Labels, comparison tables and figures of runs: as a reader meets them."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import otafl
+from otafl.errors import ConfigError, OtaflError
+from otafl.report.plot import _printed, plot
+from otafl.report.runs import collect
+from otafl.studies.conduct import conduct
+from otafl.studies.study import Study
+from otafl.studies.sweep import parse_sweep
+from tests.conftest import TINY
+
+SWEEP: dict[str, Any] = {
+    "name": "two",
+    "set": {**TINY, "experiment.rounds": 4},
+    "axes": {
+        "method": [
+            {"label": "ours", "algorithm.name": "fedoag-zero"},
+            {"label": "ideal", "algorithm.name": "fedavg"},
+        ],
+        "cell.radius_m": [500.0, 1500.0],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("two") / "study"
+    assert conduct(Study(place, parse_sweep(SWEEP, "two.toml", "two")), "cpu", quiet=True).status == 0
+    return place
+
+
+def test_labels_are_values_on_the_axes_in_the_files_order(folder: Path) -> None:
+    wanted = ["ours, radius_m 500", "ours, radius_m 1500", "ideal, radius_m 500", "ideal, radius_m 1500"]
+    assert [run.label for run in collect(folder)] == wanted
+    one = [place for place in (folder / "runs").iterdir() if "500" in place.name and "1500" not in place.name]
+    assert sorted(run.label for run in collect(one)) == ["ideal", "ours"]  # what they share is not told
+    assert len(collect(folder / "runs")) == 4  # a folder of runs, too
+    assert [run.label for run in collect(one[:1], ["mine"])] == ["mine"]
+    with pytest.raises(ConfigError, match="1 labels for 4 runs"):
+        collect(folder, ["a"])
+    with pytest.raises(ConfigError, match="two runs have the label 'a'"):
+        collect(folder, ["a", "a", "b", "c"])
+
+
+def test_a_sweep_that_has_not_finished_is_compared_as_far_as_it_is(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "part")
+    shutil.rmtree(next((tmp_path / "part" / "runs").iterdir()))
+    assert len(collect(tmp_path / "part")) == 3
+    assert "1 of 4 runs have not finished" in capsys.readouterr().err
+
+
+def test_groups_have_baselines_and_one_family_of_tests(folder: Path) -> None:
+    table = otafl.compare(folder, per="cell.radius_m", baseline="ideal")
+    assert [(row.group, row.label) for row in table.rows] == [
+        ("cell.radius_m = 500", "ours"),
+        ("cell.radius_m = 500", "ideal"),
+        ("cell.radius_m = 1500", "ours"),
+        ("cell.radius_m = 1500", "ideal"),
+    ]
+    pairs = [row.gap for row in table.rows]
+    assert pairs[1] is None
+    assert pairs[3] is None
+    assert pairs[0] is not None
+    assert pairs[0].family == 2
+    with pytest.raises(ConfigError, match=r"did you mean 'ideal'"):
+        otafl.compare(folder, per="cell.radius_m", baseline="idael")
+    with pytest.raises(ConfigError, match=r"no axis or key 'cell.radius'.*radius_m"):
+        otafl.compare(folder, per="cell.radius")
+    alone = otafl.compare(folder)
+    assert any("not the same world ([cell] differ)" in line for line in alone.verdicts)
+
+
+def test_intervals_need_three_seeds_and_stay_between_0_and_100() -> None:
+    from otafl.report.compare import Row
+    from otafl.report.statistics import Estimate
+
+    def row(value: Estimate) -> Row:
+        return Row("", "a", None, value, value, 0.0, "", None, None)  # type: ignore[arg-type]
+
+    assert row(Estimate(99.0, 3.0, 4.0, 5)).interval == "95.00 … 100.00"
+    assert row(Estimate(1.0, 3.0, 4.0, 5)).interval == "0.00 … 5.00"
+    assert row(Estimate(50.0, 3.0, 27.0, 2)).interval == "2 seeds"
+
+
+@pytest.mark.parametrize(("x", "column"), [("rounds", "round"), ("uses", "channel_uses"), ("joules", "energy_j")])
+@pytest.mark.parametrize("suffix", [".pdf", ".png", ".svg"])
+def test_figures_have_the_numbers_beside_them(folder: Path, tmp_path: Path, x: str, column: str, suffix: str) -> None:
+    runs = otafl.read_runs(folder)
+    label, result = next(iter(runs.items()))
+    file, numbers = plot({label: result}, x=x).save(tmp_path / f"a{suffix}")
+    assert file.stat().st_size > 1000
+    with numbers.open(newline="", encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    across = result.rounds if column == "round" else result.metrics[column].mean(0)
+    assert [float(row[column]) for row in rows] == pytest.approx(np.asarray(across, dtype=float), rel=1e-6)
+    mean = 100 * result.metrics["test_accuracy"].mean(0)
+    assert [float(row["test_accuracy_mean"]) for row in rows] == pytest.approx(mean, abs=1e-3)
+
+
+def test_what_a_run_does_not_have_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = plot(folder, x="joules")  # error-free training spends none
+    assert {row[0] for row in picture.numbers[1:]} == {"ours, radius_m 500", "ours, radius_m 1500"}
+    assert capsys.readouterr().err.count("left out") == 2
+    for options, line in (
+        ({"y": "test_acuracy"}, "did you mean 'test_accuracy'"),
+        ({"x": "hours"}, "has no column 'hours'"),
+        ({"width": "triple"}, "choose from single, double"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            plot(folder, **options)
+    with pytest.raises(ConfigError, match=r"ends in .pdf, .png or .svg"):
+        picture.save("figure.gif")
+
+
+def test_labels_in_print() -> None:
+    assert _printed("fedoag-zero, gamma 1e-09") == "FedOAG-zero, γ = 1e-09"
+    assert _printed("radius_m 500, tx_power_dbm 10.0") == "radius 500 m, tx power 10.0 dBm"
+    assert _printed("my method") == "my method"
+
+
+def test_results_show_themselves_in_notebooks(folder: Path) -> None:
+    result = next(iter(otafl.read_runs(folder).values()))
+    assert repr(result).startswith("<Result: fedoag-zero on synthetic, 4 rounds, ")
+    assert "<table>" in result._repr_html_()
+    assert "<table>" in otafl.compare(folder)._repr_html_()
+    assert result.plot()._repr_png_()[:4] == b"\x89PNG"
+    frame = result.to_pandas()
+    assert list(frame.columns[:3]) == ["seed", "round", "test_accuracy"]
+    assert len(frame) == len(result.config.experiment.seeds) * len(result.rounds)
+    seed = result.config.experiment.seeds[-1]
+    assert frame[frame["seed"] == seed]["test_accuracy"].to_numpy() == pytest.approx(
+        result.metrics["test_accuracy"][-1]
+    )
+    assert set(otafl.compare(folder).to_pandas()["run"]) == {run.label for run in collect(folder)}
+    polars = pytest.importorskip("polars")
+    assert polars.from_dataframe(result).shape == frame.shape
+
+
+def test_regression_has_no_accuracy_to_compare() -> None:
+    from tests.conftest import make_quadratic
+
+    result = otafl.run(make_quadratic("fedavg", {"experiment.rounds": 2}), device="cpu")
+    with pytest.raises(OtaflError, match="regression"):
+        otafl.compare(result)
+    assert plot(result, y="test_loss", log=True).numbers
