@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test check format bench clean
+.PHONY: run test check format bench docs clean
 
 run: $(VENV)/.run-ready
 	-@$(BIN)/otafl data get mnist
@@ -26,8 +26,13 @@ format: $(VENV)/.dev-ready
 bench: $(VENV)/.run-ready
 	$(BIN)/python benchmarks/compare.py
 
+docs: $(VENV)/.docs-ready
+	$(BIN)/python docs/reference.py
+	$(BIN)/python -m sphinx -q -W -b html docs build/docs
+	@echo "build/docs/index.html"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +40,10 @@ $(BIN)/python:
 $(VENV)/.run-ready: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e ".[plot]"
 	@touch $@
+
+$(VENV)/.docs-ready: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e ".[plot,docs]"
+	@touch $@ $(VENV)/.run-ready
 
 $(VENV)/.dev-ready: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e ".[plot,dev]"

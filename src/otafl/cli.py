@@ -377,13 +377,14 @@ def plot(
     width: Annotated[str, typer.Option(help="single (a column of a journal), or double.")] = "single",
     title: Annotated[str, typer.Option(help="A line above the axes.")] = "",
     log: Annotated[bool, typer.Option("--log", help="A logarithmic y axis.")] = False,
+    bottom: Annotated[float | None, typer.Option(help="Where the y axis begins.")] = None,
     plugin: Plugins = None,
 ) -> None:
     """Draw curves of finished runs for a paper: vector fonts, column widths, colours for any vision."""
     _check_out(out)
     from otafl.report.plot import plot as drawn
 
-    picture = drawn(runs, x, y, label, width, title, log)
+    picture = drawn(runs, x, y, label, width, title, log, bottom)
     for file in picture.save(out):
         print(file)
 

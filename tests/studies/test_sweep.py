@@ -16,6 +16,7 @@ import pytest
 from otafl.config.schema import as_toml
 from otafl.errors import ConfigError
 from otafl.studies.conduct import Executor, conduct
+from otafl.studies.examples import EXAMPLES
 from otafl.studies.study import Study
 from otafl.studies.sweep import Sweep, load_sweep, parse_sweep
 from tests.conftest import TINY
@@ -275,8 +276,11 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(executor: str, tmp_path: Pat
     assert list(runs.glob("*/checkpoint/*/state.safetensors"))
 
 
-@pytest.mark.parametrize("path", sorted(Path("recipes").glob("*.toml")), ids=lambda path: path.stem)
-def test_recipes_are_sweeps_whose_runs_are_all_valid(path: Path) -> None:
+FILES = [*sorted(Path("recipes").glob("*.toml")), *EXAMPLES.values()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_recipes_and_examples_are_sweeps_whose_runs_are_all_valid(path: Path) -> None:
     """Every configuration of a file is checked when it is loaded; every searched axis is one of its axes."""
     from otafl.registry import load_plugin
     from otafl.studies.tune import settings

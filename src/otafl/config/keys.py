@@ -96,17 +96,17 @@ def _allowed(hint: Any) -> str:
     """
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        words = []
+        words, sizes = [], list[str]()
         for limit in parts[1:]:
             for kind, name, word in LIMITS:
                 if isinstance(limit, kind):
                     value = getattr(limit, name)
                     words.append(f"{word} {value:,}" if isinstance(value, int) else f"{word} {value:g}")
             if isinstance(limit, MinLen):
-                words.append("not empty")
+                sizes.append(", not empty")
             if isinstance(limit, MaxLen):
-                words.append(f"at most {limit.max_length} of them")
-        return f"{_allowed(parts[0])} {' and '.join(words)}".strip()
+                sizes.append(f", at most {limit.max_length:,} of them")
+        return f"{_allowed(parts[0])} {' and '.join(words)}".strip() + "".join(sizes)
     if origin is Literal:
         return _either([as_toml(part) for part in parts])
     if origin in (Union, types.UnionType):

@@ -67,6 +67,7 @@ def drawing(
     columns: int = 1,
     lines: int = 1,
     style: Mapping[str, Any] | None = None,
+    heights: Sequence[float] | None = None,
 ) -> Iterator[tuple["Figure", Any]]:
     """A figure and its axes in the library's style, closed at the end; panels in a column share their x axis."""
     try:
@@ -78,7 +79,9 @@ def drawing(
         raise OtaflError("figures need matplotlib: pip install 'otafl[plot]'") from error
     common: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "pdf.fonttype": 42}
     with plt.rc_context(common | dict(style or {})):
-        figure, axes = plt.subplots(lines, columns, figsize=(width, height), layout="constrained", sharex="col")
+        figure, axes = plt.subplots(
+            lines, columns, figsize=(width, height), layout="constrained", sharex="col", height_ratios=heights
+        )
         try:
             yield figure, axes
         finally:
@@ -102,27 +105,28 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def accuracy_over_gamma(gammas: Sequence[float], results: Sequence[Result], path: Path, title: str) -> Path:
-    """Last accuracy over γ with 95 % intervals, and the mean number of active devices as bars on a second axis."""
+    """Last accuracy over γ with 95 % intervals, and below it the mean number of active devices."""
     accuracy = [estimate(last_accuracy(result)) for result in results]
     active = [float(result.summary["num_active"]) for result in results]
     place = np.arange(len(gammas))
-    with drawing() as (figure, axes):
-        bars = axes.twinx()
-        bars.bar(place, active, width=0.6, color="#56B4E9", alpha=0.45, zorder=1)
-        bars.set_ylabel("active devices per round (bars)", color="#2a7fb0")
-        bars.tick_params(axis="y", colors="#2a7fb0")
-        bars.set_ylim(0, results[0].config.cell.devices)
-        axes.set_zorder(bars.get_zorder() + 1)
-        axes.patch.set_visible(False)
+    with drawing(height=5.0, lines=2, heights=(2, 1)) as (figure, (axes, bars)):
         means, widths = [value.mean for value in accuracy], [error_bar(value) for value in accuracy]
         axes.errorbar(place, means, yerr=widths, fmt="o-", color="#0072B2", capsize=3, linewidth=1.6)
         for x, mean, width in zip(place, means, widths, strict=True):
-            top = (x, mean + width)
-            axes.annotate(f"{mean:.1f}", top, textcoords="offset points", xytext=(0, 6), ha="center", fontsize=8)
-        axes.set_xticks(place, [_gamma_text(gamma) for gamma in gammas])
-        axes.set_xlabel("γ")
-        axes.set_ylim(0, 105)
-        axes.set_ylabel(f"test accuracy (%), {error_bar_text(accuracy[0].num_seeds)}", color="#0072B2")
+            above = {"textcoords": "offset points", "xytext": (0, 5), "ha": "center", "fontsize": 8}
+            axes.annotate(f"{mean:.1f}", (x, mean + width), **above)
+        axes.set_ylim(0, 108)
+        axes.set_ylabel(f"test accuracy (%)\n{error_bar_text(accuracy[0].num_seeds)}")
+        bars.bar(place, active, width=0.6, color="#56B4E9")
+        for x, count in zip(place, active, strict=True):
+            bars.annotate(
+                f"{count:.1f}", (x, count), textcoords="offset points", xytext=(0, 2), ha="center", fontsize=8
+            )
+        bars.set_ylabel("active devices\nper round")
+        bars.set_ylim(0, 1.2 * max(active))
+        bars.set_xticks(place, [_gamma_text(gamma) for gamma in gammas])
+        bars.set_xlabel("γ")
+        axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         axes.set_title(title, fontsize=10, loc="left")
         rows = [
             (f"{gamma:g}", f"{value.mean:.4f}", f"{value.std:.4f}", f"{value.half_width:.4f}", f"{count:.4f}")

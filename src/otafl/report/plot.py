@@ -5,7 +5,7 @@ Does not know: how results came about.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +129,7 @@ def plot(
         width: "single" or "double", in columns of a journal.
         title: a line above the axes.
         log: a logarithmic y axis.
-        bottom: where the y axis begins.
+        bottom: where the y axis begins; accuracies begin below the lowest curve that has settled.
 
     Returns:
         A picture that shows itself in a notebook, and that `save("figure.pdf")` writes.
@@ -163,11 +163,22 @@ def plot(
                 (label, f"{a:.9g}", f"{m:.6g}", f"{d:.6g}", len(heights))
                 for a, m, d in zip(where, mean, std, strict=True)
             ]
+        if bottom is None and y.endswith("_accuracy"):
+            bottom = _below(curves.values())
         _frame(axes, across, y, log, bottom, title)
         columns = min(len(curves), _legend_columns(list(curves), width))
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2)
         figure.set_layout_engine("constrained")
     return Picture(figure, rows)
+
+
+def _below(curves: Iterable[tuple[Named, NDArray[np.float64], NDArray[np.float64]]]) -> float:
+    """A round number below every curve after its first twentieth, which may start below the frame."""
+    lowest = 100.0
+    for _, ends, heights in curves:
+        settled = ends.mean(0) >= ends.mean(0)[-1] / 20
+        lowest = min(lowest, float(heights.mean(0)[settled].min()))
+    return float(max(0.0, 10 * np.floor(lowest / 10) - 5))
 
 
 def _columns(run: Named) -> list[str]:
@@ -251,8 +262,7 @@ def _frame(axes: "Axes", x: str, y: str, log: bool, bottom: float | None, title:
     if log:
         axes.set_yscale("log")
     elif y.endswith("_accuracy"):
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(0.0, low) if bottom is None else bottom, min(100.0, high))
+        axes.set_ylim(bottom, min(100.0, axes.get_ylim()[1]))
     elif bottom is not None:
         axes.set_ylim(bottom=bottom)
     axes.set_xlim(left=0)

@@ -90,16 +90,18 @@ def adaptive_table(rows: Sequence[Chosen], note: str) -> str:
 def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
     """Accuracy over fixed γ in every world, and where the adaptive γ lands."""
     worlds = list(dict.fromkeys(row.world for row in rows))
-    columns = min(4, len(worlds))
+    columns = min(3, len(worlds))
     lines = -(-len(worlds) // columns)
     table: list[tuple[str, ...]] = []
-    with drawing(2.6 * columns, 2.3 * lines + 0.6, columns, lines) as (figure, panels):
+    with drawing(3.2 * columns, 2.5 * lines + 0.6, columns, lines) as (figure, panels):
         flat = np.atleast_1d(panels).flatten()
         for axes, world in zip(flat, worlds, strict=False):
-            tops = []
+            tops, lows = [], []
             for row in (row for row in rows if row.world == world):
                 points = _points(row)
-                tops += [value.mean for value in points.values() if math.isfinite(value.mean)]
+                known = [value for value in points.values() if math.isfinite(value.mean)]
+                tops += [value.mean + error_bar(value) for value in known]
+                lows += [value.mean for value in known]
                 _draw_points(axes, row, points)
                 table += [
                     (world, row.method, gamma, f"{value.mean:.4f}", f"{value.half_width:.4f}")
@@ -110,7 +112,7 @@ def adaptive_panels(rows: Sequence[Chosen], path: Path, title: str) -> Path:
             axes.tick_params(labelbottom=True)
             axes.minorticks_off()
             if tops:
-                axes.set_ylim(max(min(tops), max(tops) - 25) - 1, max(tops) + 1)
+                axes.set_ylim(max(min(lows), max(lows) - 25) - 1, min(100.0, max(tops)) + 0.5)
             axes.set_title(world, fontsize=9, loc="left")
             axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         for axes in flat[len(worlds) :]:
@@ -246,7 +248,9 @@ def speedup(
                 axes.grid(axis="y", color="#dddddd", linewidth=0.6)
         panels[0, 0].set_ylabel(f"rounds to {level:.0f} %")
         panels[1, 0].set_ylabel(f"gradient steps of all devices to {level:.0f} %")
-        panels[0, 1].legend(frameon=False, fontsize=8)
+        figure.legend(
+            *panels[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+        )
         figure.suptitle(title, fontsize=10, x=0.01, ha="left")
         header = ("over", "method", "size", "rounds", "half_width_95", "seeds_that_reach_it", "gradient_steps")
         write_csv(path, header, table)

@@ -98,7 +98,7 @@ def gamma_tradeoff(
         bottom.set_ylabel("term of Theorem 1\nover its least value")
         bottom.set_yscale("log")
         bottom.set_ylim(0.7, 1e6)
-        bottom.legend(frameon=False, fontsize=9)
+        figure.legend(loc="outside lower center", frameon=False, fontsize=9)
         for ax in (top, bottom):
             ax.set_xscale("log")
             ax.grid(axis="y", **GRID)
@@ -132,7 +132,8 @@ def distances(
             ax.set_title(title, fontsize=10, loc="left")
             ax.grid(axis="y", **GRID)
         panels[0].set_ylabel(label)
-        panels[1].legend(frameon=False, fontsize=9)
+        handles = panels[1].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=len(curves), frameon=False, fontsize=9)
         for name, curve in curves.items():
             for model in ("server", "mean"):
                 if curve[model] is not None:
