@@ -22,9 +22,7 @@ Point = tuple[float, float]
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     """A white figure of this size in inches; its one pair of axes has the same unit."""
     figure = Figure(figsize=(width, height), facecolor=WHITE)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(0, height))
-    axes.axis("off")
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), frame_on=False, xticks=[], yticks=[])
     return figure, axes
 
 
@@ -55,34 +53,20 @@ def badge(axes: Axes, x: float, y: float, number: int, color: str) -> None:
     write(axes, x, y, str(number), WHITE, bold=True)
 
 
-def device(axes: Axes, x: float, y: float, name: str, bars: tuple[float, ...], active: bool) -> None:
-    """A device around a place, with its own data as bars: how much it has of each class."""
-    color = INK if active else GREY
-    box(axes, x - 0.56, y - 0.4, 1.12, 0.8, "", BLUE if active else GREY)
-    write(axes, x, y + 0.2, name, color, bold=active)
-    write(axes, x + 0.22, y - 0.15, "own\ndata", color)
-    for k, (bar, shade) in enumerate(zip(bars, (ORANGE, SKY, GREEN, PINK), strict=True)):
-        place, fill = (x - 0.45 + 0.11 * k, y - 0.32), shade if active else SILVER
-        axes.add_patch(Rectangle(place, 0.09, 0.36 * bar, color=fill, zorder=5))
-    badge(axes, x - 0.56, y + 0.4, 1, BLUE)
-
-
-def step(axes: Axes, x: float, y: float, w: float, number: int, color: str, text: str) -> None:
-    """What a step is, in a box with its number."""
-    box(axes, x, y, w, 0.58, "", color)
-    badge(axes, x + 0.24, y + 0.29, number, color)
-    write(axes, x + 0.47, y + 0.29, text, ha="left")
-
-
 def system() -> Figure:
     """The system at one glance."""
     figure, axes = canvas(9.0, 4.2)
     axes.add_patch(Ellipse((4.5, 1.87), 8.85, 3.4, fc="#F3F7FA", ec="#9FB4C4", lw=1.2, linestyle=DASHES, zorder=0))
     write(axes, 0.78, 1.3, "cell", GREY)
-    device(axes, 1.1, 1.95, "device 1", (1.0, 0.2, 0.5, 0.1), True)
-    device(axes, 2.75, 1.95, "device 2", (0.1, 0.9, 0.3, 0.4), True)
-    device(axes, 6.25, 1.95, "device 3", (0.3, 0.4, 0.1, 1.0), True)
-    device(axes, 7.9, 1.95, "device 4", (0.2, 0.3, 1.0, 0.5), False)
+    for number, (x, data) in enumerate(((1.1, "9251"), (2.75, "1834"), (6.25, "3419"), (7.9, "2395")), start=1):
+        ink, edge = (INK, BLUE) if number < 4 else (GREY, GREY)
+        box(axes, x - 0.56, 1.55, 1.12, 0.8, "", edge)
+        write(axes, x, 2.15, f"device {number}", ink, bold=number < 4)
+        write(axes, x + 0.22, 1.8, "own\ndata", ink)
+        for k, color in enumerate((ORANGE, SKY, GREEN, PINK) if number < 4 else (SILVER,) * 4):
+            axes.add_patch(Rectangle((x - 0.45 + 0.11 * k, 1.63), 0.09, 0.04 * int(data[k]), color=color, zorder=5))
+        if number > 1:
+            badge(axes, x - 0.56, 2.35, 1, BLUE)
     write(axes, 7.9, 1.38, "weak channel: silent", GREY)
     arrow(axes, (1.1, 2.37), (4.23, 3.14), ORANGE, 2.4, -0.16)
     arrow(axes, (2.75, 2.37), (4.27, 2.96), ORANGE, 2.4, -0.1)
@@ -94,26 +78,30 @@ def system() -> Figure:
     write(axes, 4.5, 3.87, "noise", RED)
     arrow(axes, (4.5, 3.73), (4.5, 3.35), RED, 1.6)
     arrow(axes, (4.5, 2.82), (4.5, 2.08), ORANGE, 3.4)
-    for across, up in (((4.3, 4.5, 4.7), (0.93, 1.93, 0.93)), ((4.35, 4.65), (1.18, 1.18)), ((4.4, 4.6), (1.43, 1.43))):
-        axes.plot(across, up, color=INK, lw=1.6, zorder=5)
-    axes.add_patch(Circle((4.5, 1.93), 0.06, color=INK, zorder=6))
+    mast = (4.3, 4.5, 4.7, 4.65, 4.35, 4.4, 4.6), (0.93, 1.93, 0.93, 1.18, 1.18, 1.43, 1.43)
+    axes.plot(*mast, color=INK, lw=1.8, marker="o", markevery=[1], ms=8, zorder=5)
     box(axes, 4.1, 0.55, 0.8, 0.38, "server", INK, PALE_GREEN)
     arrow(axes, (4.08, 0.84), (2.75, 1.53), GREEN, 2.0, -0.18)
     arrow(axes, (4.08, 0.66), (1.1, 1.53), GREEN, 2.0, -0.26)
     arrow(axes, (4.92, 0.84), (6.25, 1.53), GREEN, 2.0, 0.18)
-    for number, (x, y, color) in enumerate(((2.1, 2.85, AMBER), (4.76, 2.45, RED), (5.72, 1.08, GREEN)), start=2):
-        badge(axes, x, y, number, color)
-    step(axes, 0.15, 0.12, 1.8, 1, BLUE, "train locally,\nall devices")
-    step(axes, 0.15, 3.5, 2.35, 2, AMBER, "transmit at once, if |h|\nis above the threshold")
-    step(axes, 6.0, 3.5, 2.85, 3, RED, "the server hears the noisy\nsum, and rebuilds the model")
-    step(axes, 5.6, 0.12, 3.25, 4, GREEN, "at the end of the round: new model\nback to those that transmitted")
+    steps = (
+        (0.15, 0.12, 1.8, 0.54, 2.35, BLUE, "train locally,\nall devices"),
+        (0.15, 3.5, 2.35, 2.1, 2.85, AMBER, "transmit at once, if |h|\nis above the threshold"),
+        (6.0, 3.5, 2.85, 4.76, 2.45, RED, "the server hears the noisy\nsum, and rebuilds the model"),
+        (5.6, 0.12, 3.25, 5.72, 1.08, GREEN, "at the end of the round: new model\nback to those that transmitted"),
+    )
+    for number, (x, y, w, there_x, there_y, color, text) in enumerate(steps, start=1):
+        box(axes, x, y, w, 0.58, "", color)
+        write(axes, x + 0.47, y + 0.29, text, ha="left")
+        badge(axes, x + 0.24, y + 0.29, number, color)
+        badge(axes, there_x, there_y, number, color)
     return figure
 
 
 def one_round() -> Figure:
     """One FedOAG round as a timeline."""
     figure, axes = canvas(11.6, 5.5)
-    lanes = (("device\nthat is\nsilent", PALE), ("device\nthat is\nactive", PALE_BLUE), ("air", PALE_ORANGE))
+    lanes = (("device\nthat is\nsilent", PALE), ("device\nthat is\nactive", PALE_BLUE), ("air,\nnoise z", PALE_ORANGE))
     for k, (name, face) in enumerate((*lanes, ("server", PALE_GREEN))):
         axes.add_patch(Rectangle((0.15, 3.9 - 1.15 * k), 11.3, 1.0, color=face, lw=0, zorder=0))
         write(axes, 0.62, 4.4 - 1.15 * k, name, bold=True)
@@ -125,7 +113,7 @@ def one_round() -> Figure:
         box(axes, 1.2, y, 1.5, 0.7, "$s$ local steps\n$x_i \\rightarrow \\tilde{x}_i$", BLUE)
         arrow(axes, (2.7, y + 0.35), (3.03, y + 0.35), BLUE, 1.6)
     box(axes, 3.05, 4.05, 1.5, 0.7, "$|h_i| < \\gamma/\\sqrt{d E_s}$:\nstays silent", GREY)
-    arrow(axes, (4.55, 4.4), (9.56, 4.4), GREY, 1.6, 0, DASHES)
+    arrow(axes, (4.55, 4.4), (9.6, 4.4), GREY, 1.6, 0, DASHES)
     box(axes, 9.6, 4.05, 1.75, 0.7, "goes on from $\\tilde{x}_i$,\nkeeps its anchor", GREY)
     box(axes, 3.05, 2.9, 1.5, 0.7, "$|h_i| \\geq \\gamma/\\sqrt{d E_s}$:\nreports $\\Vert\\Delta_i\\Vert$", BLUE)
     arrow(axes, (3.8, 2.9), (3.8, 1.33), INK, 1.4, 0, SHORT_DASHES)
@@ -137,9 +125,8 @@ def one_round() -> Figure:
     arrow(axes, (6.6, 2.9), (6.6, 2.48), ORANGE, 3.2)
     arrow(axes, (7.9, 2.98), (7.9, 2.48), ORANGE, 3.2)
     write(axes, 8.45, 3.25, "other active devices,\nat the same time")
-    box(axes, 5.6, 1.75, 3.0, 0.7, "", ORANGE)
-    write(axes, 7.1, 2.25, "$y = \\Sigma_{i\\in A}\\, h_i\\hat{x}_i + z$,  with noise $z$")
-    write(axes, 7.1, 1.96, "$= \\Sigma_{i\\in A}\\, \\gamma\\Delta_i/B_t + z$")
+    heard = "$y = \\Sigma_{i\\in A}\\, h_i\\hat{x}_i + z$\n$= \\Sigma_{i\\in A}\\, \\gamma\\Delta_i/B_t + z$"
+    box(axes, 5.6, 1.75, 3.0, 0.7, heard, ORANGE)
     arrow(axes, (7.1, 1.75), (7.1, 1.33), ORANGE, 3.2)
     update = "$x^{t+1} = \\eta_t\\, B_t\\, y/(\\gamma |A|)$\n+ mean of the active devices' anchors"
     box(axes, 5.65, 0.6, 3.75, 0.7, update, GREEN)
@@ -200,10 +187,9 @@ def inversion() -> Figure:
         axes.axvspan(0, 1, color=PALE, zorder=0)
         for norm, color, line, name in ((1.0, BLUE, "-", "B"), (0.5, ORANGE, (0, (5, 2)), "B/2")):
             heights = [norm / h if axes is sent else norm for h in strong]
-            axes.plot(strong, heights, color=color, lw=2.2, linestyle=line, label=f"$\\Vert\\Delta_i\\Vert = {name}$")
-            axes.plot([1], [norm], "o", color=color, ms=6, zorder=5)
-        axes.plot([0, 1], [0, 0], color=GREY, lw=2.6, clip_on=False, zorder=4)
-        axes.plot([1], [0], "o", mfc=WHITE, mec=GREY, ms=6, clip_on=False, zorder=5)
+            label = f"$\\Vert\\Delta_i\\Vert = {name}$"
+            axes.plot(strong, heights, color=color, lw=2.2, linestyle=line, marker="o", markevery=[0], label=label)
+        axes.plot([0, 1], [0, 0], color=GREY, lw=2.6, marker="o", markevery=[1], mfc=WHITE, clip_on=False, zorder=4)
         axes.text(0.5, 0.2, "silent", color=GREY, ha="center")
         axes.set(xlim=(0, 4), ylim=(0, 1.5), xlabel="channel amplitude $|h_i|$")
         axes.set_xticks([0, 1], ["0", "threshold $\\gamma/\\sqrt{d E_s}$"])
@@ -216,8 +202,7 @@ def inversion() -> Figure:
     sent.text(2.65, 0.66, "$\\Vert\\hat{x}_i\\Vert = (\\gamma/|h_i|)\\ \\Vert\\Delta_i\\Vert/B$", ha="center")
     received.set(title="The server hears", ylabel="received amplitude $|h_i|\\,\\Vert\\hat{x}_i\\Vert$")
     received.set_yticks([0, 0.5, 1], ["0", "$\\gamma/2$", "$\\gamma$"])
-    weights = "$h_i\\hat{x}_i = \\gamma\\,\\Delta_i/B$, whatever $h_i$:\nequal weights $1/|A|$"
-    received.text(2.5, 0.75, weights, ha="center", va="center", linespacing=1.4)
+    write(received, 2.5, 0.75, "$h_i\\hat{x}_i = \\gamma\\,\\Delta_i/B$, whatever $h_i$:\nequal weights $1/|A|$")
     return figure
 
 
@@ -225,56 +210,49 @@ def postponed() -> Figure:
     """Postponed broadcast and implicit gossip over four rounds."""
     figure, axes = canvas(11.0, 6.5)
     shades = (GREY, BLUE, AMBER, GREEN, RED)  # of the models x^0 to x^4
-    heights = {"A": 3.75, "B": 2.75, "C": 1.75}
-    anchor, learnt = dict.fromkeys("ABC", 0), dict.fromkeys("ABC", 0)
-    write(axes, 0.65, 5.32, "server", bold=True)
+    heights, anchor, learnt = {"A": 3.75, "B": 2.75, "C": 1.75}, dict.fromkeys("ABC", 0), dict.fromkeys("ABC", 0)
+    write(axes, 0.65, 5.32, "server")
     for name, y in heights.items():
-        write(axes, 0.65, y + 0.12, f"device {name}", bold=True)
-        write(axes, 0.65, y - 0.12, "starts from $x^0$", GREY)
+        write(axes, 0.65, y, f"device {name},\nstarts from $x^0$")
     for t, active in enumerate(("AB", "A", "BC", "AC")):
         x, shade, low = 1.3 + 2.42 * t, shades[t + 1], heights[active[-1]]
         axes.add_patch(Rectangle((x, 1.2), 2.3, 5.15, color=PALE, lw=0, zorder=0))
         write(axes, x + 1.15, 6.15, f"round {t}", bold=True)
         for name, y in heights.items():
-            on, squares = name in active, learnt[name] + 1
-            box(axes, x + 0.35, y - 0.36, 1.6, 0.72, "", ORANGE if on else GREY)
-            write(axes, x + 0.45, y + 0.17, "active" if on else "silent", INK if on else GREY, on, "left")
-            for k in range(squares):
-                place = x + 1.1 + 0.25 * k, y + 0.08
-                axes.add_patch(Rectangle(place, 0.19, 0.19, color=ORANGE if on else SILVER, lw=0, zorder=5))
+            on, learnt[name] = name in active, learnt[name] + 1
+            word, ink, edge, fill = ("active", INK, ORANGE, ORANGE) if on else ("silent", GREY, GREY, SILVER)
+            box(axes, x + 0.35, y - 0.36, 1.6, 0.72, "", edge)
+            write(axes, x + 0.45, y + 0.17, word, ink, on, "left")
+            for k in range(learnt[name]):
+                axes.add_patch(Rectangle((x + 1.1 + 0.25 * k, y + 0.08), 0.19, 0.19, color=fill, lw=0, zorder=5))
             if on:
                 axes.plot([x + 0.35, x + 0.16], [y, y], color=ORANGE, lw=2.4, zorder=2)
                 arrow(axes, (x + 2.14, y - 0.17), (x + 1.97, y - 0.17), shade, 1.8)
-            anchor[name], learnt[name] = (t + 1, 0) if on else (anchor[name], squares)
-            write(axes, x + 0.45, y - 0.17, f"anchor $x^{anchor[name]}$", shades[anchor[name]], on, "left")
+                anchor[name], learnt[name] = t + 1, 0
+            write(axes, x + 0.45, y - 0.17, f"then anchor $x^{anchor[name]}$", shades[anchor[name]], on, "left")
         arrow(axes, (x + 0.16, low - 0.015), (x + 0.16, 4.73), ORANGE, 2.4)
         axes.plot([x + 2.14] * 2, [4.75, low - 0.18], color=shade, lw=1.8, zorder=2)
         write(axes, x + 0.27, 4.42, "innovations" if len(active) > 1 else "innovation", AMBER, ha="left")
         write(axes, x + 2.05, 4.42, f"then $x^{t + 1}$", shade, ha="right")
         box(axes, x + 0.05, 4.75, 2.2, 1.15, "", shade)
-        ends = ",\\ ".join(f"\\tilde{{x}}_{name}" for name in active)
-        mean = f"mean(${ends}$)" if len(active) > 1 else f"${ends}$"
+        mean = ("mean(${}$)" if len(active) > 1 else "${}$").format(", ".join(f"\\tilde{{x}}_{n}" for n in active))
         write(axes, x + 1.15, 5.6, f"$x^{t + 1}$ = {mean} + noise")
         kept = ", ".join(f"$x^{k}$" for k in sorted(set(anchor.values())))
         write(axes, x + 1.15, 5.1, f"keeps the anchors\n{kept}", GREY)
     box(axes, 0.15, 0.12, 6.3, 0.95, "", ORANGE)
-    axes.add_patch(Rectangle((0.35, 0.755), 0.19, 0.19, color=ORANGE, lw=0, zorder=5))
-    write(
-        axes, 0.65, 0.85, "what a device learns in one round; its innovation is all of it since its anchor", ha="left"
-    )
-    write(axes, 0.35, 0.6, "C, silent in rounds 0 and 1, sends in round 2 what it learnt in all three.", ha="left")
-    write(axes, 0.35, 0.35, "A device's anchor is shown as it is after the round.", ha="left")
+    axes.add_patch(Rectangle((0.35, 0.665), 0.19, 0.19, color=ORANGE, lw=0, zorder=5))
+    write(axes, 0.65, 0.76, "what a device learns in a round; its innovation is all of it since its anchor", ha="left")
+    write(axes, 0.35, 0.43, "C, silent in rounds 0 and 1, sends in round 2 what it has learnt since round 0", ha="left")
     gossip = "Implicit gossip: the server mixes B with C in round 2,\nand C with A in round 3,\n"
-    box(axes, 6.6, 0.12, 4.3, 0.95, gossip + "so that A receives what B has learnt.", GREEN)
+    box(axes, 6.6, 0.12, 4.3, 0.95, gossip + "so that A receives what B has learnt", GREEN)
     return figure
 
 
 def main() -> None:
     """Draw all figures."""
-    drawings = (system, one_round, knowledge, inversion, postponed)
     with mpl.rc_context(STYLE):
         system().savefig(IMAGES / "system.png", dpi=160)
-        for draw in drawings:
+        for draw in (system, one_round, knowledge, inversion, postponed):
             draw().savefig(IMAGES / f"{draw.__name__.removeprefix('one_')}.svg", metadata={"Date": None})
 
 
