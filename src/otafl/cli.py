@@ -350,6 +350,14 @@ def compare(
         str | None, typer.Option(metavar="AXIS", help="Compare runs with different values of an axis or key apart.")
     ] = None,
     level: Annotated[float | None, typer.Option(help="Test accuracy in percent for 'rounds to reach'.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="COLUMN=VALUE",
+            help="Compare at equal cost: uplink_s=600 (airtime), joules=0.1, uses=1e9, time=3600, rounds=300.",
+        ),
+    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
     plugin: Plugins = None,
 ) -> None:
@@ -358,7 +366,7 @@ def compare(
 
     if level is not None and not 0 <= level <= 100:
         raise ConfigError(f"--level {level:g}: give an accuracy in percent")
-    table = compared(runs, baseline, label, per, level)
+    table = compared(runs, baseline, label, per, level, at)
     print(table.markdown() if markdown else table)
 
 
@@ -366,7 +374,10 @@ def compare(
 def plot(
     runs: RunNames,
     x: Annotated[
-        str, typer.Option("-x", help="rounds, uses (of the channel), seconds (of airtime), joules, or a column.")
+        str,
+        typer.Option(
+            "-x", help="rounds, uses (of the channel), seconds (of airtime), joules, time (of the world), or a column."
+        ),
     ] = "rounds",
     y: Annotated[str, typer.Option("-y", help="A column of metrics.csv.")] = "test_accuracy",
     out: Annotated[

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from otafl import registry
 from otafl.errors import ConfigError, OtaflError
+from otafl.report.axes import Budget, column
 from otafl.report.markdown import markdown
 from otafl.report.runs import Named, Runs, collect, labels_of, without_axis
 from otafl.report.statistics import (
     Comparison,
     Estimate,
+    accuracy_in,
     estimate,
     final_accuracy,
     holm,
@@ -44,7 +47,9 @@ class Row:
     final: Estimate
     """Test accuracy of the last model."""
     last: Estimate
-    """Test accuracy, mean over the last recorded rounds."""
+    """Test accuracy, mean over the last recorded rounds; or that of the model at a budget."""
+    rows: str
+    """The rows that `last` is taken from, in words."""
     whole: float
     """Test accuracy, mean over all rounds."""
     reach: str
@@ -78,6 +83,8 @@ class Table:
     notes: tuple[str, ...]
     verdicts: tuple[str, ...]
     """A sentence for every run that is compared with a baseline."""
+    at: Budget | None = None
+    """What may be spent; None to compare the last recorded rounds."""
 
     HEADER = ("", "last model", "mean ± std", "95 % interval", "of", "all rounds", "reach", "failed")
 
@@ -88,7 +95,7 @@ class Table:
                 str(row.final),
                 str(row.last),
                 row.interval,
-                row.result.summary["averaged_over"],
+                row.rows,
                 f"{row.whole:.2f}",
                 row.reach,
                 row.failed,
@@ -98,7 +105,7 @@ class Table:
 
     def __str__(self) -> str:
         rows = [
-            ("", "test accuracy (%)", "", "", "", "mean over", "rounds to", "failed"),
+            ("", "test accuracy (%)", f"at {self.at}" if self.at else "", "", "", "mean over", "rounds to", "failed"),
             (
                 "run",
                 "last model",
@@ -126,7 +133,7 @@ class Table:
         header = [
             "run",
             "last model (%)",
-            "last rounds (%)",
+            f"at {self.at} (%)" if self.at else "last rounds (%)",
             "95 % interval",
             "minus baseline",
             "p, Holm",
@@ -146,7 +153,17 @@ class Table:
         def line(cells: Sequence[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-        head = line(("run", *self.HEADER[1:6], f"rounds to {self.level:g} %", "failed seeds"), "th")
+        head = line(
+            (
+                "run",
+                "last model",
+                f"mean ± std at {self.at}" if self.at else "mean ± std",
+                *self.HEADER[3:6],
+                f"rounds to {self.level:g} %",
+                "failed seeds",
+            ),
+            "th",
+        )
         body = []
         for row, cells in zip(self.rows, self._cells(), strict=True):
             body.append(line((f"{row.group}: {row.label}" if row.group else row.label, *cells[1:]), "td"))
@@ -183,6 +200,7 @@ def compare(
     labels: Sequence[str] | None = None,
     per: str | None = None,
     level: float | None = None,
+    at: str | None = None,
 ) -> Table:
     """Compare runs with one of them: levels, paired differences by seed, and what the seeds cannot tell.
 
@@ -192,6 +210,8 @@ def compare(
         labels: a label for each run, in their order; default: what tells them apart.
         per: an axis or key; runs with different values of it are compared apart, each group with its own baseline.
         level: test accuracy in percent for "rounds to reach"; default: 95 % of the middle run's, rounded down.
+        at: a budget, "column=value", for instance "uplink_s=600" (airtime), "joules=0.1", "time=3600" (of the world,
+            `round_s` for each round) or "rounds=300": compare each seed's last recorded model within it.
 
     Returns:
         A table; p-values are corrected (Holm) for all comparisons in it.
@@ -206,7 +226,9 @@ def compare(
     if any("test_accuracy" not in run.result.metrics for run in found):
         raise OtaflError("compare needs runs that record test accuracy; regression problems have none")
     groups = _grouped(found, per, labels is None and not isinstance(runs, Mapping))
-    last = {id(run.result): estimate(last_accuracy(run.result)) for run in found}
+    budget = None if at is None else Budget.parse(at)
+    scores, rows_of, notes = _scores(found, budget)
+    last = {place: estimate(values) for place, values in scores.items()}
     if level is None:
         level = float(np.floor(0.95 * np.median([value.mean for value in last.values()])))
     bases = {group: _base(members, baseline, group) for group, members in groups.items()}
@@ -219,7 +241,7 @@ def compare(
                 continue
             reason = _unpaired(run, base)
             if reason is None:
-                gaps[group, run.label] = estimate(last_accuracy(run.result) - last_accuracy(base.result))
+                gaps[group, run.label] = estimate(scores[id(run.result)] - scores[id(base.result)])
             else:
                 why[group, run.label] = reason
     adjusted = dict(zip(gaps, holm([p_value(gap) for gap in gaps.values()]), strict=True))
@@ -235,6 +257,7 @@ def compare(
                     run.result,
                     estimate(final_accuracy(run.result)),
                     last[id(run.result)],
+                    rows_of[id(run.result)],
                     float(mean_accuracy(run.result).mean()),
                     _reach(rounds_to_reach(run.result, level)),
                     gap,
@@ -244,7 +267,27 @@ def compare(
             said = verdict(run.label, bases[group].label, gap) if gap is not None else why.get(place)
             if said is not None:
                 verdicts.append(f"{group}: {said}" if group else said)
-    return Table(tuple(rows), level, tuple(_notes(found)), tuple(verdicts))
+    return Table(tuple(rows), level, (*_notes(found), *notes), tuple(verdicts), budget)
+
+
+def _scores(
+    runs: Sequence[Named], budget: Budget | None
+) -> tuple[dict[int, NDArray[np.float64]], dict[int, str], list[str]]:
+    """Every seed's test accuracy [S] by run, the rows that it is taken from, and notes on the budget."""
+    if budget is None:
+        last = {id(run.result): last_accuracy(run.result) for run in runs}
+        return last, {id(run.result): run.result.summary["averaged_over"] for run in runs}, []
+    scores, told, notes = {}, {}, ["the last recorded model of each seed within the budget; nothing is interpolated"]
+    for run in runs:
+        result, rows = run.result, budget.rows(run.result, run.label)
+        scores[id(result)] = accuracy_in(result, rows)
+        first, last = result.rounds[rows.min()], result.rounds[rows.max()]
+        told[id(result)] = f"round {first}" if first == last else f"rounds {first} to {last}"
+        spent = column(result, budget.column, run.label)[:, -1]
+        if (rows == len(result.rounds) - 1).any() and np.nanmax(spent) < budget.most:
+            most = f"{np.nanmax(spent):.3g}" if np.nan_to_num(spent).any() else "nothing"
+            notes.append(f"{run.label}: had spent {most} at its end, so its last model counts")
+    return scores, told, notes
 
 
 def overview(folder: Path) -> str:

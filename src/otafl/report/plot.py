@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from otafl import registry
 from otafl.errors import ConfigError, say
+from otafl.report.axes import X_AXES, column
 from otafl.report.figures import LABELS, STYLES, drawing, write_csv
 from otafl.report.runs import Named, Runs, collect
 from otafl.runs.directory import publish
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 WIDTHS = {"single": (3.5, 2.6), "double": (7.16, 3.6)}
 """Width and height in inches; the widths are those of IEEE's columns."""
-X_AXES = {"rounds": "round", "uses": "channel_uses", "seconds": "uplink_s", "joules": "energy_j"}
-"""What -x may be, and the column it stands for."""
 TITLES = {
     "round": "round",
     "channel_uses": "channel uses",
     "uplink_s": "uplink airtime (s)",
     "energy_j": "energy of all devices (J)",
+    "time_s": "time (s)",
     "test_accuracy": "test accuracy (%)",
     "test_loss": "test loss",
     "validation_accuracy": "validation accuracy (%)",
@@ -123,7 +122,8 @@ def plot(
 
     Args:
         runs: run directories, folders of them, sweeps' folders or results; or any of these by label.
-        x: "rounds", "uses" of the channel, "seconds" of airtime, "joules" of all devices, or a column.
+        x: "rounds", "uses" of the channel, "seconds" of airtime, "joules" of all devices, "time" of the world
+            (`round_s` for each round), or a column.
         y: a column of metrics.csv; accuracies are drawn in percent, and a failed seed counts with 0.
         labels: a label for each run, in their order; default: what tells them apart.
         width: "single" or "double", in columns of a journal.
@@ -140,7 +140,8 @@ def plot(
     across = X_AXES.get(x, x)
     curves = {}
     for run in named:
-        ends, heights = _column(run, across, [*X_AXES, *_columns(run)]), _column(run, y, _columns(run))
+        ends = column(run.result, across, run.label, [*X_AXES, *run.result.metrics])
+        heights = column(run.result, y, run.label)
         if across != "round" and not np.nan_to_num(ends).any():
             say(f"otafl: {run.label}: spends no {TITLES.get(across, across)}; left out")
         elif np.isnan(heights).all():
@@ -179,25 +180,6 @@ def _below(curves: Iterable[tuple[Named, NDArray[np.float64], NDArray[np.float64
         settled = ends.mean(0) >= ends.mean(0)[-1] / 20
         lowest = min(lowest, float(heights.mean(0)[settled].min()))
     return float(max(0.0, 10 * np.floor(lowest / 10) - 5))
-
-
-def _columns(run: Named) -> list[str]:
-    return list(run.result.metrics)
-
-
-def _column(run: Named, name: str, known: Sequence[str]) -> NDArray[np.float64]:
-    """A column [S, R] of a run; accuracies in percent, 0 from where a seed failed."""
-    result = run.result
-    if name == "round":
-        return np.tile(result.rounds.astype(np.float64), (len(result.config.experiment.seeds), 1))
-    if name not in result.metrics:
-        raise ConfigError(
-            f"{run.label}: has no column {name!r}{registry.nearest(name, known)}; it has {', '.join(known)}"
-        )
-    values = result.metrics[name]
-    if name.endswith("_accuracy"):
-        return np.asarray(100 * np.nan_to_num(values))
-    return values
 
 
 def _over_seeds(values: NDArray[np.float64], what: Any) -> NDArray[np.float64]:

@@ -192,6 +192,20 @@ def averaged_over(config: Config) -> str:
     return f"round {last}" if len(rows) == 1 else f"{len(rows)} rows of rounds {rows[0]} to {last}"
 
 
+def overlong(config: Config, rounds: NDArray[np.int64], metrics: Mapping[str, NDArray[np.float64]]) -> tuple[str, ...]:
+    """A note if the uplink of a round, as a mean between two rows, takes longer than a round lasts in the world."""
+    if config.round_s is None or "uplink_s" not in metrics or len(rounds) < 2:
+        return ()
+    each = np.diff(metrics["uplink_s"], axis=1) / np.diff(rounds)
+    longest = float(np.nan_to_num(each).max())
+    if longest <= config.round_s:
+        return ()
+    return (
+        f"the uplink of a round takes {longest:.3g} s, and a round lasts {config.round_s:g} s (round_s): the channel "
+        "would change meanwhile; a smaller model, more bandwidth or longer rounds",
+    )
+
+
 def _cause(config: Config) -> str:
     """The most likely causes of divergence, in words."""
     causes = [f"training.lr = {config.training.lr:g} is too large"]
@@ -265,7 +279,7 @@ def read_run(path: str | Path) -> Result:
         if not known or params.shape[1] != summary["num_params"]:
             raise ValueError("summary.json and model.safetensors do not belong together")
         scores = summary_scores(config, rounds, metrics, diverged)
-        notes = _notes(path, summary)
+        notes = (*_notes(path, summary), *overlong(config, rounds, metrics))
     except ConfigError as error:
         raise RunDirectoryError(f"{path}: cannot be read here: {error}") from error
     except Exception as error:
