@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import otafl
 
 
-@otafl.register_algorithm("gbma")
+@otafl.register_algorithm("my-gbma")
 @dataclass(frozen=True)
 class GBMA:
     """Phases are corrected, amplitudes are not: unbiased where mean gains are equal."""

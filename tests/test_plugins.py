@@ -47,7 +47,7 @@ def test_the_page_on_a_first_method_has_the_example_and_it_passes_the_check() ->
 
     page = (EXAMPLES.parent / "docs" / "first-method.md").read_text(encoding="utf-8")
     for file, name, most in (
-        ("gbma.py", "gbma", 25),
+        ("gbma.py", "my-gbma", 25),
         ("top_k.py", "top-k", 40),
         ("own_models.py", "fedpbc-air", 25),
     ):

@@ -25,7 +25,9 @@ from otafl.core.state import copied, tensors_of
 from otafl.errors import ConfigError
 from otafl.radio.air import Air, Reception
 from otafl.radio.csi import Reports, View
+from otafl.radio.digital import Delivered
 from otafl.radio.knowledge import OWN, Quantity
+from otafl.radio.vectors import Vectors
 from otafl.random import Streams
 from otafl.registry import in_a_line
 from otafl.runs.result import Result
@@ -128,6 +130,7 @@ class Listening(Round):
     received: list[Tensor]
     said: list[Tensor]
     sent: list[Tensor]
+    delivered: list[Delivered]
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
         """Report as in any round, and remember it."""
@@ -141,6 +144,13 @@ class Listening(Round):
         self._remember(signal, tx_scale, who)
         return self.received[-1].clone()
 
+    def digital(self, signal: Any, bits: Tensor, who: Tensor, deadline_s: float) -> Delivered:
+        """Send bits as in any round, and remember it."""
+        made = super().digital(signal, bits, who, deadline_s)
+        self._remember(signal, torch.ones(who.shape), who)
+        self.delivered.append(Delivered(Vectors(signal.dense().clone()), made.who))
+        return self.delivered[-1]
+
     def _remember(self, signal: Any, tx_scale: Tensor, who: Tensor) -> None:
         vectors = signal.dense() * torch.view_as_real(tx_scale.to(torch.complex128)).norm(dim=-1)[..., None]
         self.sent.append(torch.where(who[..., None], vectors, 0.0))
@@ -149,7 +159,7 @@ class Listening(Round):
 class Replaying(Listening):
     """A round whose server gets the reports and signals of another round; what its own devices send is dropped."""
 
-    left: tuple[list[Reports], list[Tensor]]
+    left: tuple[list[Reports], list[Tensor], list[Delivered]]
 
     def report(self, values: Tensor, who: Tensor) -> Reports:
         """The reports of the other round; none if it had no more."""
@@ -166,6 +176,11 @@ class Replaying(Listening):
         silent = dataclasses.replace(self._air, noise_var_j=0.0) if isinstance(self._air, Air) else self._air
         return silent.uplink(signal, torch.zeros_like(tx_scale), who, self._channel, self.t, 0, reception or "real")[0]
 
+    def digital(self, signal: Any, bits: Tensor, who: Tensor, deadline_s: float) -> Delivered:
+        """What was delivered in the other round; nothing if it had no more."""
+        self._remember(signal, torch.ones(who.shape), who)
+        return self.left[2].pop(0) if self.left[2] else Delivered(signal, torch.zeros_like(who))
+
 
 class Deaf(Round):
     """A round whose server hears random vectors of a thousandth of the true norm."""
@@ -177,12 +192,19 @@ class Deaf(Round):
         rubbish = torch.nn.functional.normalize(torch.from_numpy(drawn), dim=-1).to(heard.dtype)
         return rubbish.mul_(1e-3 * heard.norm(dim=-1, keepdim=True))
 
+    def digital(self, signal: Any, bits: Tensor, who: Tensor, deadline_s: float) -> Delivered:
+        """Random vectors instead of what was delivered."""
+        made = super().digital(signal, bits, who, deadline_s)
+        drawn = Streams(7).at("rubbish", int(self.t)).standard_normal((*who.shape, signal.size))
+        rubbish = torch.nn.functional.normalize(torch.from_numpy(drawn), dim=-1)
+        return Delivered(Vectors(rubbish.mul_(1e-3 * signal.norms(who)[..., None])), made.who)
+
 
 def _listening(sim: Simulation, t: int, **changes: Any) -> Listening:
     """Round t as a `Listening` round; for the method it is a Round like any other."""
     made: Any = sim.round_at(t, **changes)
     made.__class__ = Listening
-    made.reports, made.received, made.said, made.sent = [], [], [], []
+    made.reports, made.received, made.said, made.sent, made.delivered = [], [], [], [], []
     return made  # type: ignore[no-any-return]
 
 
@@ -190,7 +212,7 @@ def _replaying(sim: Simulation, t: int, recorded: Listening, factors: Tensor, **
     """Round t with the reports and signals of `recorded`; devices know their channels times `factors` [S, M]."""
     made: Any = _listening(sim, t, **changes)
     made.__class__ = Replaying
-    made.left = list(recorded.reports), list(recorded.received)
+    made.left = list(recorded.reports), list(recorded.received), list(recorded.delivered)
     view = made.device
     changed = {quantity: _other(quantity, values, factors) for quantity, values in view._values.items()}
     made.device = View(view._owner, "device", view._allowed, changed)
@@ -244,7 +266,7 @@ def _server(config: Config) -> tuple[Verdict, str]:
         listening = _listening(sim, t)
         state, _ = sim.algorithm.step(sim.init() if state is None else copied(state), listening)
         recorded.append((t, listening, state.params.clone()))
-    if not any(listening.received for _, listening, _ in recorded):
+    if not any(listening.received or listening.delivered for _, listening, _ in recorded):
         return "FAIL", "no uplink() in any round: the server cannot have learnt anything"
     other, state = _Elsewhere(long.replace({}), torch.device("cpu")), None  # a new instance of the method
     other.problem = dataclasses.replace(other.problem, server=sim.problem.server, plan=sim.problem.plan)
@@ -407,7 +429,7 @@ def _reports(config: Config) -> tuple[Verdict, str]:
         turned = _replaying(sim, t, plain, factors)
         after, _ = sim.algorithm.step(copied(state), plain)
         for changed in (other, turned):
-            changed.left = list(plain.reports), list(plain.received)
+            changed.left = list(plain.reports), list(plain.received), list(plain.delivered)
             sim.algorithm.step(copied(state), changed)
         for k, report in enumerate(plain.reports):
             size = plain._channel.coeff.abs()[report.who]

@@ -72,6 +72,12 @@ CASES: list[tuple[str, dict[str, Any], Callable[[], float]]] = [
     ("bb-alternative", {"interior_radius_m": BETWEEN, "form": "fading"}, lambda: 0.25),
     ("ota-fedavg", {"gamma": 1e-9}, lambda: 0.17742),
     ("mifa", {"gamma": 1e-9}, lambda: 0.5),
+    ("cotaf", {"gamma": 1e-9}, lambda: 0.17742),
+    ("gbma", {}, lambda: share(REACH)),  # E|h_i|
+    ("blind", {}, lambda: share(REACH**2)),  # E[h_i | Σ h] = Λ_i/Σ Λ · Σ h, for any number of antennas
+    ("beamforming", {}, lambda: 0.5),
+    ("hybrid", {}, lambda: 0.5),
+    ("fedvarp", {"gamma": 1e-9}, lambda: 0.5),
 ]
 
 
@@ -105,7 +111,8 @@ def long_run(
 def test_long_run_model_is_where_its_weights_say(
     algorithm: str, keys: dict[str, Any], theory: Callable[[], float]
 ) -> None:
-    mean, error = long_run(algorithm, keys, 1600, 0.02, 0.9, {"radio.noise_dbm_hz": NOISE_DBM_HZ})
+    radio = {"radio.noise_dbm_hz": NOISE_DBM_HZ} | ({"radio.antennas": 8} if algorithm == "blind" else {})
+    mean, error = long_run(algorithm, keys, 1600, 0.02, 0.9, radio)
     assert abs(mean - theory()) < 5 * error + 3e-3  # the start at 0.9 is mostly forgotten
     assert error < 0.01
 
@@ -122,6 +129,7 @@ def test_long_run_model_is_where_its_weights_say(
         ("fedpbc", {}, 0.001, 0.4988),
         ("fedawe", {}, 0.001, 0.4994),
         ("mifa", {}, 0.001, 0.5000),
+        ("fedau", {}, 0.001, 0.504),
     ],
 )
 def test_methods_with_memory_stay_near_the_truth(

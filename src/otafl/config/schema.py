@@ -32,6 +32,7 @@ from otafl.radio.imperfect import Imperfections
 from otafl.radio.link import LinkBudget
 from otafl.world.partition import Partition
 from otafl.world.placement import Cell
+from otafl.world.process import round_length_s
 
 Record = Literal["server", "mean", "consensus", "gradient", "validation"]
 MOST_SEEDS = 1000
@@ -183,6 +184,11 @@ class Config:
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"not valid TOML: {error}") from error
         return resolve(content, {}, keep_fitting=True)
+
+    @property
+    def round_s(self) -> float | None:
+        """Seconds that a round lasts in the world, by the motion or else the fading; None if neither says."""
+        return round_length_s(self.mobility.spec, self.fading.spec)
 
     @property
     def digest(self) -> str:

@@ -57,6 +57,8 @@ class Problem:
     """What the method's `plan` decided for all T rounds: name to tensor [T, S, ...]."""
     cohort: int = 0
     """Number of devices that may take part in a round (`cell.cohort`); 0 for all."""
+    bandwidth_hz: float = 1e6
+    """Bandwidth B, the number of channel uses in a second."""
 
     @property
     def taking_part(self) -> int:
@@ -198,6 +200,8 @@ class Spent(NamedTuple):
     """Largest energy of an upload over its limit, for every device, float64 [S, M]."""
     scalars: Tensor
     """Reported scalars, int [S]."""
+    slots_s: Tensor
+    """Seconds that digital uplinks took, float64 [S]."""
     strays: Tensor
     """Whether a device was heard that the method had declared silent, bool [S]."""
     absent: Tensor

@@ -22,7 +22,8 @@ the rounds since the previous row, so row 0 has none. A blank means that a quant
                                       ("gradient")
     energy_j                          energy spent by all devices so far
     channel_uses                      analog channel uses so far: Q per transmission, d for updates
-    uplink_s                          seconds that these channel uses take, each 1/B for a bandwidth B
+    uplink_s                          seconds of airtime so far: 1/B for each channel use and each bit of a reported
+                                      scalar (32 bits), and the slots of digital uplinks
     scalar_reports                    scalars reported over the error-free digital link so far
 
 Knows: what rounds did and spent, devices' models.
@@ -37,6 +38,7 @@ import torch
 from torch import Tensor
 
 from otafl.core.contract import Step
+from otafl.radio.digital import REPORT_BITS
 from otafl.units import linear_to_db
 
 Rows = dict[str, list[float]]
@@ -89,6 +91,8 @@ class Ledger:
     """Analog channel uses so far, int [S]."""
     scalar_reports: Tensor
     """Scalars reported so far, int [S]."""
+    slots_s: Tensor
+    """Seconds that digital uplinks have taken so far, float64 [S]."""
     diverged_at: Tensor
     """Number of rounds after which the model had first exploded, int [S]; −1 while it has not."""
     anchors: Tensor
@@ -120,6 +124,7 @@ class Ledger:
             energy_j=real(num_seeds, num_devices),
             channel_uses=whole(num_seeds),
             scalar_reports=whole(num_seeds),
+            slots_s=real(num_seeds),
             diverged_at=whole(num_seeds) - 1,
             anchors=real(num_seeds) * math.nan,
             rounds=whole(),
@@ -134,6 +139,7 @@ class Ledger:
         self.uploads += active
         self.last_active.copy_(torch.where(active, t, self.last_active))
         self.scalar_reports += step.spent.scalars * alive
+        self.slots_s += torch.where(alive, step.spent.slots_s, 0.0)
         self.diverged_at.copy_(torch.where(alive & ~step.finite, t + 1, self.diverged_at))
         self.rounds += 1
         num_active = active.sum(-1).to(torch.float64)
@@ -171,7 +177,7 @@ class Ledger:
             "noise_to_update": self.noise_to_update / self.sent_rounds,
             "energy_j": self.energy_j.sum(-1),
             "channel_uses": self.channel_uses.to(torch.float64),
-            "uplink_s": self.channel_uses / bandwidth_hz,
+            "uplink_s": (self.channel_uses + REPORT_BITS * self.scalar_reports) / bandwidth_hz + self.slots_s,
             "scalar_reports": self.scalar_reports.to(torch.float64),
         }
         columns |= {name: value / self.rounds for name, value in self.extra.items()}
@@ -203,7 +209,9 @@ class Ledger:
     def from_tensors(tensors: Mapping[str, Tensor]) -> "Ledger":
         """The ledger whose `tensors` a checkpoint holds."""
         extra = {name.removeprefix("extra."): value for name, value in tensors.items() if name[:6] == "extra."}
-        return Ledger(**{name: value for name, value in tensors.items() if name[:6] != "extra."}, extra=extra)
+        named = {name: value for name, value in tensors.items() if name[:6] != "extra."}
+        named.setdefault("slots_s", torch.zeros_like(named["active"]))  # a checkpoint from before there were any
+        return Ledger(**named, extra=extra)
 
 
 def on_host(columns: Mapping[str, Tensor]) -> Rows:

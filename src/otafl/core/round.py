@@ -23,6 +23,7 @@ from otafl.engine.updates import RowUpdates, Updates, own_references, shared_ref
 from otafl.errors import PluginError
 from otafl.radio.air import RECEPTIONS, Air, Channel, IdealAir, Reception, Transmission, check_mask
 from otafl.radio.csi import Reports, View
+from otafl.radio.digital import Delivered
 from otafl.radio.imperfect import Downlink
 from otafl.radio.vectors import Vectors
 from otafl.random import Streams
@@ -102,6 +103,7 @@ class Round:
         self._energy_j = torch.zeros(channel.coeff.shape, dtype=torch.float64, device=place)
         self._energy_ratio = torch.zeros_like(self._energy_j)
         self._scalars = torch.zeros(len(seeds), dtype=torch.int64, device=place)
+        self._slots_s = torch.zeros(len(seeds), dtype=torch.float64, device=place)
         self._strays = torch.zeros(len(seeds), dtype=torch.bool, device=place)
 
     @property
@@ -437,6 +439,51 @@ class Round:
         self._energy_ratio = torch.maximum(self._energy_ratio, spent.energy_j / spent.limit_j)
         return heard
 
+    def digital(self, signal: Updates | Vectors, bits: Tensor, who: Tensor, deadline_s: float) -> Delivered:
+        """Let the devices `who` send their vectors as bits, one after another, at the capacity of their channels.
+
+            rate_i = B log2(1 + |h_i|² E_s/(2 σ_z²)),   slot_i = bits_i/rate_i,   energy P slot_i
+
+        The best channels go first, and whoever has not finished by the deadline is not heard. Vectors arrive as they
+        are given: quantise them before (`otafl.radio.digital.quantised`). On the ideal radio it takes no time.
+
+        Args:
+            signal: what `train` or `carry` returned, or `Vectors`.
+            bits: number of bits that each device sends, real or int [S, M]; ignored outside `who`.
+            who: devices that send, bool [S, M].
+            deadline_s: seconds that all slots may take together.
+
+        Returns:
+            Who got through, and weighted sums of their vectors. Seconds and energies count in `uplink_s`, `energy_j`.
+
+        Raises:
+            PluginError: an argument of a wrong type or shape.
+        """
+        shape = self._check("digital()")
+        if type(signal) not in SIGNALS:
+            raise PluginError(f"algorithm {self._owner}: digital() sends what train() returned or otafl.Vectors")
+        self._check_plain("digital()", bits, who)
+        check_mask(self._owner, "digital()", who, shape)
+        if bits.shape != shape or bits.is_complex():
+            raise PluginError(f"algorithm {self._owner}: digital() needs a number of bits per device, of shape {shape}")
+        through, seconds, energy_j = self._air.deliver(bits.to(torch.float64), who, self._channel, deadline_s)
+        self._note(who)
+        self._slots_s += seconds.sum(-1)
+        self._energy_j += energy_j
+        return Delivered(signal, through)
+
+    def uniform(self, name: str, size: int) -> Tensor:
+        """Random numbers of the method's own, uniform in [0, 1), [S, size], drawn on the compute device.
+
+        As `draw`, a stream depends on (seed, name, round) alone; unlike it, rounds can be recorded as a CUDA graph. A
+        GPU draws other numbers than a CPU.
+        """
+        self._check("uniform()")
+        normal = self._air.noise(self._seeds, f"algorithm/{name}", self.t, size)
+        below_one = 1 - torch.finfo(normal.dtype).eps / 2
+        drawn: Tensor = torch.special.ndtr(normal).clamp(max=below_one)
+        return drawn
+
     def draw(self, name: str) -> list[np.random.Generator]:
         """The method's own random streams of this round, one NumPy generator per seed.
 
@@ -458,7 +505,7 @@ class Round:
         self._check("step()")
         self._open = False
         absent = (active & ~self._heard).any(-1)
-        parts = (self._energy_j, self._energy_ratio, self._scalars, self._strays, absent)
+        parts = (self._energy_j, self._energy_ratio, self._scalars, self._slots_s, self._strays, absent)
         return Spent(tuple(self._transmissions), *parts)
 
     def _note(self, who: Tensor) -> None:

@@ -16,7 +16,7 @@ Knows: signals, transmit scales, channel coefficients, noise, energy, imperfect 
 Does not know: models, data, which method transmits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from otafl.errors import EnergyError, PluginError
+from otafl.radio.digital import rates, slots
 from otafl.radio.imperfect import Imperfections
 from otafl.radio.noise import NoiseSource
 from otafl.radio.vectors import Vectors
@@ -106,6 +107,14 @@ class Air:
     """Mean gain Λ of every round, [T, S, M] on the host; for imperfect radios whose fading changes in an upload."""
     antenna_gain: Tensor | None = None
     """The mean gain at one antenna, if there are several."""
+    bandwidth_hz: float = 1e6
+    """Bandwidth B, which is the number of channel uses in a second."""
+
+    def deliver(self, bits: Tensor, who: Tensor, channel: Channel, deadline_s: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Let the devices `who` send bits one after another: who gets through, seconds and energies, each [S, M]."""
+        rate = rates(channel.coeff, self.symbol_energy_j, self.noise_var_j, self.bandwidth_hz)
+        through, seconds = slots(bits, rate, who, deadline_s)
+        return through, seconds, seconds * (self.symbol_energy_j * self.bandwidth_hz)
 
     def uplink(
         self,
@@ -222,9 +231,22 @@ def _nothing(dense: Tensor, num_heard: int, reception: Reception) -> Tensor:
     return dense.new_zeros((num_heard, dense.shape[-1]), dtype=dtype)
 
 
+def _no_noise(seeds: Sequence[int], name: str, t: Any, size: int) -> Tensor:
+    """An ideal radio that stands alone has no random numbers."""
+    raise PluginError("this ideal radio was made without random numbers")
+
+
 @dataclass(frozen=True)
 class IdealAir:
     """The ideal radio: the sum arrives without error, and there is no channel, noise or energy limit."""
+
+    noise: NoiseSource = _no_noise
+    """Not for the radio; for the method's own random numbers."""
+
+    def deliver(self, bits: Tensor, who: Tensor, channel: Channel, deadline_s: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Everybody gets through in no time."""
+        nothing = torch.zeros(who.shape, dtype=torch.float64, device=who.device)
+        return who, nothing, nothing
 
     def uplink(
         self,

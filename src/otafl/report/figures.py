@@ -39,6 +39,19 @@ STYLES: dict[str, tuple[str, str]] = {
     "fedpbc": ("#000000", ":"),
     "fedawe": ("#777777", "--"),
     "mifa": ("#777777", "-."),
+    "fedau": ("#000000", "-."),
+    "fedvarp": ("#777777", ":"),
+    "digital": ("#994F00", "--"),
+    "cotaf": ("#009E73", "--"),
+    "gbma": ("#332288", "-"),
+    "charles": ("#009E73", ":"),
+    "hybrid": ("#994F00", "-"),
+    "ca-dsgd": ("#44AA99", "-"),
+    "obda": ("#44AA99", "--"),
+    "fsk-mv": ("#44AA99", ":"),
+    "blind": ("#AA4499", "-"),
+    "beamforming": ("#AA4499", "--"),
+    "ota-fedau": ("#56B4E9", ":"),
 }
 SPARE_STYLES = (("#009E73", "-."), ("#0072B2", "--"), ("#D55E00", "--"), ("#56B4E9", "--"), ("#777777", "-"))
 LABELS = {
@@ -57,6 +70,19 @@ LABELS = {
     "fedpbc": "FedPBC",
     "fedawe": "FedAWE",
     "mifa": "MIFA",
+    "fedau": "FedAU",
+    "fedvarp": "FedVARP",
+    "digital": "digital uplink",
+    "cotaf": "COTAF",
+    "gbma": "GBMA",
+    "charles": "CHARLES",
+    "hybrid": "analog-digital hybrid",
+    "ca-dsgd": "CA-DSGD",
+    "obda": "OBDA",
+    "fsk-mv": "FSK-MV",
+    "blind": "blind reception",
+    "beamforming": "receive beamforming",
+    "ota-fedau": "FedAU over the air",
 }
 
 

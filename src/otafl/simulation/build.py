@@ -115,16 +115,17 @@ class Simulation:
             self._each = self._stacked(lambda world, streams: imperfect.true(world.each, streams)).to(device)
         self.noise_var_j = config.radio.noise_var_j
         num_params = self.objective.num_params
-        self.air: Air | IdealAir = IdealAir()
+        source = noise or addressed_noise(device, self.dtype)
+        self.air: Air | IdealAir = IdealAir(source)
         ideal = inspect.getattr_static(type(self.algorithm), "ideal_radio", False)
         if not isinstance(ideal, bool):
             raise PluginError(f"{self._who}: `ideal_radio` must be True or False in the class")
         if not ideal:
-            source = noise or addressed_noise(device, self.dtype)
             several = config.radio.antennas > 1
             each_gain = self._stacked(lambda world, streams: world.antenna_gain) if several else None
             flawed = (imperfect, host_channel["mean_gain"], each_gain)
-            self.air = Air(self.seeds, config.radio.symbol_energy_j, self.noise_var_j, source, *flawed)
+            radio = config.radio
+            self.air = Air(self.seeds, radio.symbol_energy_j, self.noise_var_j, source, *flawed, radio.bandwidth_hz)
         self.guard = EnergyGuard(config.algorithm.name, self.seeds, device)
         training = config.training
         self.sampler = shared_sampler(
@@ -139,6 +140,7 @@ class Simulation:
             noise_var_j=self.noise_var_j,
             initial=self.objective.initial(self.seeds),
             cohort=config.cell.cohort,
+            bandwidth_hz=config.radio.bandwidth_hz,
             server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
         )
         mask = (len(self.seeds), config.cell.devices)

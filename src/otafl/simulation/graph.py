@@ -21,7 +21,6 @@ from torch import Tensor
 
 from otafl.core.metrics import Ledger
 from otafl.core.state import copied, overwrite, tensors_of, unaliased
-from otafl.radio.air import Air
 from otafl.registry import in_a_line
 from otafl.simulation.build import Simulation
 
@@ -99,9 +98,7 @@ class _RecordedRounds:
         self._batches = torch.empty_like(sim.sampler.at(0))
         self._noise: dict[str, Tensor] = {}
         """Noise that the air adds in a round, by the name of its stream."""
-        self._air = sim.air
-        if isinstance(sim.air, Air):
-            self._air = dataclasses.replace(sim.air, noise=self._drawn)
+        self._air = dataclasses.replace(sim.air, noise=self._drawn)
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -110,9 +107,8 @@ class _RecordedRounds:
         self._t.fill_(t)
         self._lr.fill_(self._sim.config.training.lr_at(t))
         self._batches.copy_(self._sim.sampler.at(t))
-        if isinstance(self._sim.air, Air):
-            for name, noise in self._noise.items():
-                noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, noise.shape[-1]))
+        for name, noise in self._noise.items():
+            noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, noise.shape[-1]))
         if not self._warm:
             self._round(t, state, ledger)
             self._warm = True
@@ -144,7 +140,6 @@ class _RecordedRounds:
     def _drawn(self, seeds: Sequence[int], name: str, t: Any, size: int) -> Tensor:
         """The noise that `advance` has drawn; the first round finds out which streams are needed."""
         if name not in self._noise:
-            assert isinstance(self._sim.air, Air)
             assert self._now is not None
             self._noise[name] = self._sim.air.noise(seeds, name, self._now, size).clone()
         return self._noise[name]

@@ -26,7 +26,7 @@ from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError
 from otafl.radio.noise import NoiseSource
 from otafl.runs.directory import Checkpoint, RunDirectory
 from otafl.runs.identity import data_digest, is_plugin, module_digest, name_hash, sources
-from otafl.runs.result import Result, failures, finished_on, read_run, versions
+from otafl.runs.result import Result, failures, finished_on, overlong, read_run, versions
 from otafl.runs.table import Recorder
 from otafl.signals import caught_signals
 from otafl.simulation.build import Simulation, own_models
@@ -319,7 +319,8 @@ def _finish(
     diverged = failures(sim.config, rounds, metrics, params, diverged)
     summary = summarise(sim, rounds, metrics, diverged, wall_s)
     active = metrics["num_active"][:, 1:]
-    notes = (_unheard(sim),) if np.isfinite(active).any() and not np.nansum(active) else ()
+    notes: tuple[str, ...] = (_unheard(sim),) if np.isfinite(active).any() and not np.nansum(active) else ()
+    notes += overlong(sim.config, rounds, metrics)
     if continued:
         summary["continued"] = list(continued)
     if directory is not None:

@@ -70,6 +70,12 @@ def check_shared(fading: object, sections: Mapping[str, Any]) -> None:
             )
 
 
+def round_length_s(mobility: object, fading: object) -> float | None:
+    """Seconds that a round lasts in the world: `round_s` of the motion, else of the fading; None if neither has one."""
+    length: float | None = getattr(mobility, "round_s", getattr(fading, "round_s", None))
+    return length
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scattering:
     """How waves from many directions add up, and how fast their sum changes from round to round."""

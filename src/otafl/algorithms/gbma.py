@@ -1,0 +1,56 @@
+"""GBMA: devices correct their phases and nothing else.
+
+T. Sery, K. Cohen, "On Analog Gradient Descent Learning over Multiple Access Fading Channels", 2020. With updates
+clipped at G, u_i = Δ_i min(1, G/‖Δ_i‖), and r = √(d E_s)/G
+
+    x̂_i = r e^{−j arg h_i} u_i,   x^{t+1} = x^t + η/(m r μ) (Σ |h_i| r u_i + z),   μ = (1/m) Σ_i E|h_i|
+
+Every device sends at full amplitude, so its weight is its own |h_i|: E w_i = E|h_i|/(m μ), equal only where gains are.
+It is parallel to OPC with much noise. Under Rayleigh fading E|h_i| = √(π Λ_i)/2.
+
+Knows: the phase of its own h at each device, mean gains at the server.
+Does not know: any amplitude |h_i|.
+Communicates: d channel uses; no side link.
+Departures: see docs/algorithms/gbma.md.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from otafl.algorithms.parts.memoryless import State
+from otafl.algorithms.parts.uplink import NormLimit
+from otafl.core.contract import Info, Problem
+from otafl.core.round import Round
+from otafl.radio.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class GBMA:
+    """Phases are corrected, amplitudes are not: everybody sends at full energy, weighted by its channel."""
+
+    knowledge: ClassVar[Knowledge] = Knowledge(
+        device=frozenset({"phase"}), server=frozenset({"mean_gain"}), fading="Rayleigh"
+    )
+    ideal_radio: ClassVar[bool] = False
+
+    norm_limit: NormLimit = 10.0
+    """Norm bound G, at which updates are clipped."""
+
+    def init(self, problem: Problem) -> State:
+        """Start from x^0."""
+        return State(problem.initial)
+
+    def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
+        """All devices train from x^t and send."""
+        problem, who = round.problem, round.everyone
+        updates = round.train(state.params)
+        full = math.sqrt(problem.num_params * problem.symbol_energy_j)
+        scale = full / updates.norms(who).clamp(min=self.norm_limit)  # r ‖u_i‖/‖Δ_i‖
+        heard = round.uplink(updates, scale * round.device.phase.conj(), who)
+        mean_size = (math.pi / 4 * round.server.mean_gain).sqrt().mean(-1)  # μ
+        rescale = self.norm_limit / (problem.taking_part * full * mean_size)  # 1/(m r μ)
+        params = state.params + round.lr * heard * rescale[:, None].to(heard.dtype)
+        limit = 0 * mean_size + self.norm_limit
+        noise = rescale * problem.noise_var_j**0.5
+        return State(params), Info(active=who, norm_bound=limit, noise_std=noise)

@@ -1,0 +1,69 @@
+"""A random projection of long sparse vectors to few values, and their reconstruction.
+
+Knows: vectors.
+Does not know: channels, what the vectors are.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otafl.random import Streams
+
+THRESHOLD = 1.4  # of the soft threshold, in estimated standard deviations of the noise
+SIGNS = Streams(0)
+"""The projection is part of the method, as a code book is: it is the same in every run."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """P: random signs, an orthonormal Hartley transform, and some of its rows, scaled so that E‖P v‖² = ‖v‖²."""
+
+    signs: Tensor
+    """Random signs ±1, [d]."""
+    rows: Tensor
+    """Which values of the transform are kept, int [Q]."""
+
+    @property
+    def _scale(self) -> float:
+        return math.sqrt(len(self.signs) / len(self.rows))
+
+    @staticmethod
+    def of(size: int, rows: int, like: Tensor) -> "Projection":
+        """The projection of vectors of `size` values to `rows`."""
+        draw = SIGNS.at("projection", size)
+        signs = torch.from_numpy(draw.choice([-1.0, 1.0], size)).to(like)
+        chosen = torch.from_numpy(np.sort(draw.permutation(size)[:rows])).to(like.device)
+        return Projection(signs, chosen)
+
+    def apply(self, vectors: Tensor) -> Tensor:
+        """P v for vectors [..., d]."""
+        return _hartley(vectors * self.signs)[..., self.rows] * self._scale
+
+    def back(self, values: Tensor) -> Tensor:
+        """Pᵀ w for values [..., Q]."""
+        wide = values.new_zeros(*values.shape[:-1], len(self.signs)).index_copy(-1, self.rows, values)
+        return _hartley(wide) * self.signs * self._scale
+
+
+def _hartley(values: Tensor) -> Tensor:
+    """The orthonormal discrete Hartley transform, which is its own inverse."""
+    seen: Tensor = torch.fft.fft(values, norm="ortho")
+    return seen.real - seen.imag
+
+
+def reconstruct(projection: Projection, heard: Tensor, steps: int) -> Tensor:
+    """Approximate message passing with a soft threshold: a sparse x with P x ≈ heard; [..., Q] to [..., d]."""
+    rows = len(projection.rows)
+    x = torch.zeros_like(projection.back(heard))
+    left = heard
+    for _ in range(steps):
+        spread = torch.linalg.vector_norm(left, dim=-1, keepdim=True) / math.sqrt(rows)
+        guess = x + projection.back(left)
+        x = guess.sign() * (guess.abs() - THRESHOLD * spread).clamp(min=0)
+        kept = (x != 0).sum(-1, keepdim=True) / rows
+        left = heard - projection.apply(x) + left * kept
+    return x
