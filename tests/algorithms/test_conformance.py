@@ -22,14 +22,30 @@ ALGORITHMS = sorted(registry.BUILTIN["algorithms"])
 NO_RADIO = {name for name in ALGORITHMS if registry.lookup("algorithms", name).ideal_radio}
 CLIPS = ("algorithm.norms", "clip")
 # What does not apply to whom, a method or a form of it, and why; everything else applies to everyone.
+SIGNS = {name: "signs have no length: its own tests" for name in ("obda", "fsk-mv")}
 EXEMPT: dict[str, dict[Any, str]] = {
-    "C1 energy": dict.fromkeys(NO_RADIO, "spends none"),
+    "C1 energy": dict.fromkeys(NO_RADIO, "spends none")
+    | {
+        "digital": "power times slots: its own tests",
+        "hybrid": "a limit for every entry, which is stricter: its own tests",
+    },
     "C2 linearity, C3 noise": dict.fromkeys(NO_RADIO, "no weights and no noise without a radio: its own tests")
+    | SIGNS
+    | dict.fromkeys(("gbma", "blind", "beamforming"), "weights are channels that no party knows: its own tests")
+    | {
+        "charles": "devices take different numbers of steps: its own tests",
+        "ca-dsgd": "what is heard is reconstructed: its own tests",
+    }
+    | dict.fromkeys(("digital", "hybrid"), "rounds to a grid: its own tests")
     | dict.fromkeys(("fedoag", "fedoag-plus"), "adds anchors: identities F1, F4 and their like in their own tests")
     | {"fedoag-zero": "sends what devices kept, too: its own tests"},
+    "C4 phases": {"blind": "weights follow from phases", "fsk-mv": "phases are random anyway, and noise adds to them"},
     "C5 zero-noise limit": dict.fromkeys(NO_RADIO, "no weights without a radio: its own tests")
+    | SIGNS
+    | dict.fromkeys(("digital", "hybrid", "ca-dsgd", "charles"), "its own tests")
+    | {"beamforming": "exactly the mean in every round: its own tests", "ota-fedau": "unbiased through its intervals"}
     | dict.fromkeys(("fedoag", "fedoag-plus", "fedoag-zero"), "unbiased through memory: F7 and the bias oracle")
-    | dict.fromkeys(("ota-fedavg", "opc", "lcpc"), "biased by design: the bias oracle")
+    | dict.fromkeys(("ota-fedavg", "opc", "lcpc", "cotaf", "gbma", "blind"), "biased by design: the bias oracle")
     | {
         CLIPS: "averages clipped updates",
         ("algorithm.design", "default"): "trades bias for noise",
@@ -38,14 +54,18 @@ EXEMPT: dict[str, dict[Any, str]] = {
         ("algorithm.form", "energy"): "q_i differ, one factor for all",
     },
     "C6 scale": dict.fromkeys(NO_RADIO, "no normalisation")
+    | SIGNS
     | {
+        "gbma": "clips at a fixed bound",
+        "charles": "scales to a fixed bound",
+        "ca-dsgd": "its last symbol is a fixed length",
         CLIPS: "a fixed bound is not a ratio",
         ("algorithm.anchors", "float16"): "the rounding error of x^0 is not scaled",
     },
-    "C8 empty round": dict.fromkeys(
-        ("fedavg", "vanilla", "opc", "air-feel", "fedoag-zero"), "everybody always transmits"
-    )
-    | dict.fromkeys((("algorithm.form", "instantaneous"), ("algorithm.form", "clip")), "everybody always transmits"),
+    "C8 empty round": dict.fromkeys(("fedavg", "vanilla", "opc", "air-feel", "fedoag-zero"), "everybody transmits")
+    | dict.fromkeys(("gbma", "charles", "hybrid", "fsk-mv", "blind", "beamforming"), "everybody transmits")
+    | {"obda": "the server cannot know, and takes the sign of the noise: its own tests"}
+    | dict.fromkeys((("algorithm.form", "instantaneous"), ("algorithm.form", "clip")), "everybody transmits"),
 }
 CLIPPING = [
     name
@@ -76,6 +96,14 @@ FORMS = [(name, {}) for name in ALGORITHMS] + [
     *((name, {"algorithm.gamma": "adaptive"}) for name in ("fedoag", "fedoag-plus")),
     *((name, {"algorithm.anchors": "float16"}) for name in ("fedoag", "fedoag-plus")),
 ]  # fmt: skip
+
+
+NOTED = {
+    ("fedoag-plus", "reports", "note"): "its reports tell of channels, as its page says",
+    ("ca-dsgd", "noise", "note"): "its signals have another length than the model",
+    ("fsk-mv", "noise", "note"): "its signals have another length than the model",
+}
+"""What `otafl check` cannot settle, and why."""
 
 
 def forms(check: str) -> Any:
@@ -113,15 +141,17 @@ def advance(sim: Simulation, num_rounds: int) -> Any:
 def test_contracts(algorithm: str, keys: dict[str, Any], name: str) -> None:
     """What `otafl check` demands of anybody's method; the other checks, below, of every method in its first form."""
     verdict, text = CHECKS[name](world_of(algorithm, keys))
-    assert verdict == "ok", text
+    assert verdict == "ok" or (algorithm, name, verdict) in NOTED, text
 
 
 @pytest.mark.parametrize("name", sorted(CHECKS.keys() - {"server", "noise", "future", "purity", "silence"}))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_other_contracts(algorithm: str, name: str) -> None:
-    keys = {"algorithm.nu": 0.3} if algorithm == "fedoag-zero" else {}  # so that it learns, with so small a model
-    verdict, text = CHECKS[name](world_of(algorithm, keys))
-    assert verdict == "ok" or (algorithm, name, verdict) == ("fedoag-plus", "reports", "note"), text
+    votes = {"algorithm.server_step": 0.1}
+    learns = {"fedoag-zero": {"algorithm.nu": 0.3}, "obda": votes}  # with so small a model
+    learns["fsk-mv"] = votes | {"data.partition": "iid"}  # its nearest device decides
+    verdict, text = CHECKS[name](world_of(algorithm, learns.get(algorithm, {})))
+    assert verdict == "ok" or (algorithm, name, verdict) in NOTED, text
 
 
 @pytest.mark.parametrize(("algorithm", "keys"), FORMS)
@@ -230,11 +260,15 @@ def test_c5_without_noise_the_full_average_is_recovered_in_the_mean(algorithm: s
     assert (error < 0.02).all()
 
 
-@pytest.mark.parametrize(("algorithm", "keys"), FORMS)
+@forms("C4 phases")
 def test_c4_phases_of_the_channels_do_not_matter(algorithm: str, keys: dict[str, Any]) -> None:
     one, other = reference(algorithm, keys), reference(algorithm, keys)
     turn = torch.rand(other._channel["h"].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    other._coeff = other._channel["h"] = other._channel["h"] * torch.exp(2j * torch.pi * turn)  # believed and true
+    turn = torch.exp(2j * torch.pi * turn)
+    for name in other._channel.keys() & {"h", "phase", "h_each"}:
+        shape = (*turn.shape, *[1] * (other._channel[name].dim() - turn.dim()))
+        other._channel[name] = other._channel[name] * turn.view(shape)
+    other._coeff = other._channel["h"]  # believed and true
     state, turned = advance(one, 4), advance(other, 4)
     assert torch.allclose(state.params, turned.params, rtol=1e-9, atol=1e-9)
 
@@ -272,7 +306,7 @@ def test_undeclared_reads_raise(algorithm: str, side: str, quantity: Any) -> Non
     sim = reference(algorithm)
     view = getattr(sim.round_at(0), side)
     if quantity in getattr(sim.algorithm.knowledge, side):
-        assert getattr(view, quantity).shape == (2, 6)
+        assert getattr(view, quantity).shape == {"h_each": (2, 6, 1), "sum_h": (2, 1)}.get(quantity, (2, 6))
         return
     with pytest.raises(InformationError, match=f"reads {quantity} at the {side}"):
         getattr(view, quantity)

@@ -30,6 +30,7 @@ from otafl.core.round import Round
 from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 
+TOGETHER = 64  # rounds whose vectors are found at a time, for the memory that it takes
 SHARPNESS = (3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)  # of the soft minimum, in turn
 
 
@@ -80,10 +81,14 @@ class Beamforming:
     """Steps of the ascent for each of six sharpnesses of the soft minimum."""
 
     def plan(self, server: View, problem: Problem, draw: Callable[[str], Tensor]) -> dict[str, Tensor]:
-        """Receive vectors of all rounds, as real and imaginary part, [T, S, N, 2]."""
-        h = server.h_each
-        everyone = torch.ones(h.shape[:-1], dtype=torch.bool)
-        return {"receive": torch.view_as_real(receive_vectors(h, everyone, self.steps))}
+        """Receive vectors of all rounds as real and imaginary part, [T, S, N, 2]; with cohorts none: see `step`."""
+        if problem.cohort:
+            return {}
+        parts = [
+            receive_vectors(h, torch.ones(h.shape[:-1], dtype=torch.bool), self.steps)
+            for h in torch.split(server.h_each, TOGETHER)
+        ]
+        return {"receive": torch.view_as_real(torch.cat(parts))}
 
     def init(self, problem: Problem) -> State:
         """Start from x^0."""
@@ -94,9 +99,10 @@ class Beamforming:
         problem, who = round.problem, round.everyone
         updates = round.train(state.params)
         bound = round.report(updates.norms(who), who).max()
-        f = torch.view_as_complex(round.plan["receive"])
-        if problem.cohort:  # the plan is for all devices
+        if problem.cohort:
             f = receive_vectors(round.server.h_each, who, self.steps)
+        else:
+            f = torch.view_as_complex(round.plan["receive"])
         seen = torch.einsum("sn,smn->sm", f.conj(), round.server.h_each)
         least = torch.where(who, seen.abs(), torch.inf).amin(-1)
         g = math.sqrt(problem.num_params * problem.symbol_energy_j) * least / torch.where(bound > 0, bound, 1.0)

@@ -7,7 +7,9 @@ M. M. Amiri, D. Gündüz, "Federated Learning over Wireless Fading Channels", 20
     |h_i| ≥ θ:   x̂_i = (c_i/h_i) [w_i; G],   c_i = √(q E_s) θ/√(‖w_i‖² + G²);   others keep all of v_i
     (Σ c_i w_i + z)/(Σ c_i G + z')·G = P ŝ + noise,   D̂ = AMP(P, ·),   x^{t+1} = x^t + η D̂
 
-The last symbol, a constant G, tells the server Σ c_i. P is a subsampled orthonormal transform after random signs.
+The last symbol, a constant G, tells the server Σ c_i; where it is heard within 4 σ_z, nobody may have sent, and x^t is
+kept. P is a subsampled orthonormal transform after random signs. What is heard has up to |A| k entries, and can be
+reconstructed if they are few: about q/5 for AMP.
 
 Knows: its own h at each device.
 Does not know: norms, channel statistics, h at the server.
@@ -31,6 +33,8 @@ from otafl.radio.csi import View
 from otafl.radio.knowledge import Knowledge
 from otafl.radio.vectors import Vectors
 
+DETECTED = 4.0  # standard deviations of the noise that the last symbol must exceed: else nobody may have sent
+
 
 @dataclass(frozen=True)
 class State:
@@ -53,12 +57,14 @@ class CADSGD:
     """γ: devices with |h_i| ≥ θ = γ/√(d E_s) transmit, as in FedOAG."""
     uses: Annotated[float, Gt(0), Le(1)] = 0.25
     """Channel uses q over the number of parameters d."""
-    sparsity: Annotated[float, Gt(0), Le(1)] = 0.05
-    """Entries k that a device sends, over d; reconstruction needs about q ≥ 5 k."""
+    sparsity: Annotated[float, Gt(0), Le(1)] = 0.01
+    """Entries k that a device sends, over d; reconstruction needs about five uses for each entry that anybody sends."""
     pilot: Annotated[float, Gt(0)] = 10.0
     """G: the last symbol, about the norm of what a device sends."""
     steps: Annotated[int, Ge(1)] = 20
     """Steps of the reconstruction."""
+    threshold: Annotated[float, Ge(0)] = 1.4
+    """Soft threshold of the reconstruction, in standard deviations of what disturbs it."""
 
     def init(self, problem: Problem) -> State:
         """Start from x^0, with nothing kept."""
@@ -90,9 +96,8 @@ class CADSGD:
         scale = torch.where(who, amplitude / torch.where(who, round.device.h, 1.0), 0.0)
         heard = round.uplink(Vectors(signal), scale, who)
         weight = heard[:, -1:] / self.pilot  # Σ c_i, with noise
-        known = weight > 0
-        mean = reconstruct(
-            projection, torch.where(known, heard[:, :-1] / torch.where(known, weight, 1.0), 0.0), self.steps
-        )
+        known = weight * self.pilot > DETECTED * problem.noise_var_j**0.5
+        mixed = torch.where(known, heard[:, :-1] / torch.where(known, weight, 1.0), 0.0)
+        mean = reconstruct(projection, mixed, self.steps, self.threshold)
         left = Vectors(total - torch.where(who[..., None], sparse, 0.0))
         return State(state.params + round.lr * mean, left), Info(active=who)

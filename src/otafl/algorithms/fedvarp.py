@@ -5,6 +5,8 @@ Participation in Federated Learning", 2022. The server keeps the latest update y
 
     D̂ = (1/|A|) Σ_{i∈A} (Δ_i − y_i) + (1/m) Σ_j y_j,   x^{t+1} = x^t + η_g η D̂,   i ∈ A: y_i ← Δ_i
 
+The model rests in rounds in which nobody is active.
+
 MIFA puts Δ_i in y_i's place and weighs the change by 1/m; FedVARP weighs it by 1/|A|.
 
 Knows: its own h at each device, for who is active.
@@ -58,5 +60,6 @@ class FedVARP:
         count = active.sum(-1, keepdim=True).clamp(min=1)
         mean = change / count + state.total / round.problem.num_devices
         memory = Vectors(torch.where(active[..., None], latest, state.memory.values))
-        params = state.params + round.lr * self.server_lr * mean
+        moved = state.params + round.lr * self.server_lr * mean
+        params = torch.where(active.any(-1, keepdim=True), moved, state.params)
         return State(params, memory, state.total + change), Info(active=active)

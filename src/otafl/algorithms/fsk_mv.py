@@ -52,12 +52,11 @@ class FSKMV:
         """All devices train from x^t and vote at full energy."""
         size, who = round.problem.num_params, round.everyone
         updates = round.train(state.params)
-        turns = round.uniform("phases", who.shape[1] * size).view(*who.shape, size)
-        angle = 2 * math.pi * turns
-        tone = torch.polar(torch.full_like(angle, math.sqrt(2)), angle)
+        angle = round.uniform("phases", who.shape[1] * size).mul_(2 * math.pi).view(*who.shape, size)
+        tone = torch.polar(angle.new_full((), math.sqrt(2)), angle)
         signal = updates.encode(tones, 2 * size, who, tone)
         # a hair below √E_s, since √2 e^{jθ} in float32 may be a rounding above √2
-        scale = torch.full(who.shape, math.sqrt(round.problem.symbol_energy_j) * (1 - 1e-6), dtype=torch.float64)
-        energy = round.uplink(signal, scale.to(who.device), who, "energy").reshape(-1, size, 2)
+        scale = who.double() * (math.sqrt(round.problem.symbol_energy_j) * (1 - 1e-6))
+        energy = round.uplink(signal, scale, who, "energy").reshape(-1, size, 2)
         vote = sign(energy[..., 0] - energy[..., 1]).to(state.params.dtype)
         return State(state.params + round.lr * self.server_step * vote), Info(active=who)

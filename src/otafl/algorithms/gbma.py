@@ -5,8 +5,9 @@ clipped at G, u_i = Δ_i min(1, G/‖Δ_i‖), and r = √(d E_s)/G
 
     x̂_i = r e^{−j arg h_i} u_i,   x^{t+1} = x^t + η/(m r μ) (Σ |h_i| r u_i + z),   μ = (1/m) Σ_i E|h_i|
 
-Every device sends at full amplitude, so its weight is its own |h_i|: E w_i = E|h_i|/(m μ), equal only where gains are.
-It is parallel to OPC with much noise. Under Rayleigh fading E|h_i| = √(π Λ_i)/2.
+Amplitudes are constant, so a device's weight is its own |h_i|: E w_i = E|h_i|/(m μ), equal only where gains are. Where
+‖Δ_i‖ ≥ G it sends at full energy, and is then parallel to OPC with much noise. E|h_i| = √(π Λ_i)/2 is Rayleigh's, for
+one antenna.
 
 Knows: the phase of its own h at each device, mean gains at the server.
 Does not know: any amplitude |h_i|.
@@ -27,7 +28,7 @@ from otafl.radio.knowledge import Knowledge
 
 @dataclass(frozen=True)
 class GBMA:
-    """Phases are corrected, amplitudes are not: everybody sends at full energy, weighted by its channel."""
+    """Phases are corrected, amplitudes are not: everybody sends, and is heard as loud as its channel is."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(
         device=frozenset({"phase"}), server=frozenset({"mean_gain"}), fading="Rayleigh"

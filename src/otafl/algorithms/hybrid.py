@@ -7,9 +7,11 @@ least SM go digital and the others invert their channels analogously, with a pea
     analog:   γ = √E_s min_analog SM_i, error d σ_z²/γ² (in units of Δ), time d/B
     digital:  r_i bits an entry, error ≤ d ‖Δ_i‖_∞²/(2^{r_i} − 1)², time (d r_i + 32)/rate_i
 
-K and the r_i minimise the sum of the errors within the deadline (otafl.algorithms.design.bits).
+K and the r_i make the sum of the errors small within the deadline (otafl.algorithms.design.bits).
 
-    D̂ = (1/m) (Σ_digital Q(Δ_i) + Σ_analog Δ_i + z/γ)
+    D̂ = (1/n) (Σ_digital Q(Δ_i) + Σ_analog Δ_i + z/γ)
+
+n is m, unless a device's channel is worse than the server believes and its bits come too late.
 
 Knows: all h_i at the server, its own h at each device.
 Does not know: channel statistics.
@@ -30,6 +32,7 @@ from otafl.algorithms.digital import Deadline, check_deadline, rounded
 from otafl.algorithms.parts.memoryless import State
 from otafl.core.contract import Info, Problem
 from otafl.core.round import Round
+from otafl.errors import ConfigError
 from otafl.radio.digital import SCALE_BITS, rates
 from otafl.radio.knowledge import Knowledge
 
@@ -49,7 +52,13 @@ class Hybrid:
         check_deadline(self.deadline_s, sections)
 
     def init(self, problem: Problem) -> State:
-        """Start from x^0."""
+        """Start from x^0; one analog upload must fit before the deadline."""
+        upload_s = problem.num_params / problem.bandwidth_hz
+        if upload_s > self.deadline_s:
+            raise ConfigError(
+                f"algorithm.deadline_s = {self.deadline_s:g}: an analog upload of {problem.num_params:,} parameters "
+                f"takes {upload_s:.3g} s; give more time or bandwidth"
+            )
         return State(problem.initial)
 
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
@@ -65,15 +74,17 @@ class Hybrid:
         gamma = math.sqrt(problem.symbol_energy_j) * ratio.amin(-1)
         gamma = torch.where(gamma.isfinite(), gamma, 0.0)  # nobody is analog, or all of them have nothing to send
         factor = torch.where(gamma > 0, 1 / gamma, 0.0)
-        scale = torch.where(analog, gamma[:, None] / torch.where(analog, round.device.h, 1.0), 0.0)
+        heard = analog & (h > 0)
+        scale = torch.where(heard, gamma[:, None] / torch.where(heard, round.device.h, 1.0), 0.0)
         total = round.uplink(updates, scale, analog) * factor[:, None].to(state.params.dtype)
         sent = round.digital(
             rounded(round, updates, bits.clamp(min=1), digital),
             problem.num_params * bits + SCALE_BITS,
             digital,
-            self.deadline_s * (1 + 1e-9),
+            self.deadline_s * (1 + 1e-9) - analog.any(-1) * problem.num_params / problem.bandwidth_hz,
         )
-        mean = (total + sent.sum(sent.who.double())) / problem.taking_part
+        count = (analog | sent.who).sum(-1, keepdim=True).clamp(min=1)
+        mean = (total + sent.sum(sent.who.double())) / count
         info = Info(active=analog | sent.who, extra={"digital": sent.who.sum(-1).double()})
         return State(state.params + round.lr * mean), info
 
@@ -84,10 +95,4 @@ class Hybrid:
         cell = Cell(
             problem.num_params, problem.noise_var_j, problem.symbol_energy_j, problem.bandwidth_hz, self.deadline_s
         )
-        bits = torch.zeros_like(largest)
-        numbers = [values.cpu().numpy() for values in (h.abs(), largest, rate)]
-        for s, who in enumerate(round.everyone.cpu().numpy()):
-            strength, peaks, speed = (values[s][who] for values in numbers)
-            found, _ = split(strength, peaks, speed, cell)
-            bits[s, round.everyone[s]] = torch.from_numpy(found).to(bits)
-        return bits
+        return split(h.abs(), largest, rate, round.everyone, cell)[0]

@@ -6,7 +6,8 @@ Learning", 2021. Above FedOAG's threshold devices send the signs s_i of their up
     s_i = sign(Δ_i),   x̂_i = (γ/h_i) s_i/√d,   v = sign(Σ_{i∈A} (γ/√d) s_i + z),   x^{t+1} = x^t + η η_s v
 
 A sign has no length: no norm is reported, and a net majority of k votes is heard wrongly with probability
-Q(γ k/(√d σ_z)). With error feedback a device sends the sign of v_i = Δ_i + e_i and keeps e_i = v_i − (‖v_i‖₁/d) s_i.
+Q(γ k/(√d σ_z)). With error feedback a device sends the sign of v_i = Δ_i + e_i and keeps e_i = v_i − η_s s_i:
+what it has learnt, less the step that the server takes if it follows its vote.
 
 Knows: its own h at each device.
 Does not know: norms, channel statistics, h at the server.
@@ -57,7 +58,7 @@ class OBDA:
     server_step: Annotated[float, Gt(0)] = 0.01
     """η_s: every coordinate of the model moves by η_t η_s in a round."""
     error_feedback: bool = False
-    """Devices keep what a sign loses and add it to their next update."""
+    """Devices keep what a step of η_s in the direction of their sign leaves over, and add it to their next update."""
 
     def init(self, problem: Problem) -> State:
         """Start from x^0, with nothing kept."""
@@ -76,7 +77,7 @@ class OBDA:
             updates = round.train(state.params)
             signs = updates.encode(lambda update, left: sign(update + left), size, who, unsent.values)
             total = updates.dense() + unsent.values
-            kept = torch.where(who[..., None], total - total.abs().mean(-1, keepdim=True) * signs.values, total)
+            kept = torch.where(who[..., None], total - self.server_step * signs.values, total)
             unsent = Vectors(kept)
         scale = torch.where(who, self.gamma / math.sqrt(size) / torch.where(who, round.device.h, 1.0), 0.0)
         vote = sign(round.uplink(signs, scale, who)).to(state.params.dtype)

@@ -59,6 +59,8 @@ class Problem:
     """Number of devices that may take part in a round (`cell.cohort`); 0 for all."""
     bandwidth_hz: float = 1e6
     """Bandwidth B, the number of channel uses in a second."""
+    local_steps: int = 10
+    """Number of local steps s in a round, and the most that `round.train(steps=...)` does."""
 
     @property
     def taking_part(self) -> int:

@@ -439,7 +439,7 @@ class Round:
         self._energy_ratio = torch.maximum(self._energy_ratio, spent.energy_j / spent.limit_j)
         return heard
 
-    def digital(self, signal: Updates | Vectors, bits: Tensor, who: Tensor, deadline_s: float) -> Delivered:
+    def digital(self, signal: Updates | Vectors, bits: Tensor, who: Tensor, deadline_s: float | Tensor) -> Delivered:
         """Let the devices `who` send their vectors as bits, one after another, at the capacity of their channels.
 
             rate_i = B log2(1 + |h_i|² E_s/(2 σ_z²)),   slot_i = bits_i/rate_i,   energy P slot_i
@@ -451,7 +451,7 @@ class Round:
             signal: what `train` or `carry` returned, or `Vectors`.
             bits: number of bits that each device sends, real or int [S, M]; ignored outside `who`.
             who: devices that send, bool [S, M].
-            deadline_s: seconds that all slots may take together.
+            deadline_s: seconds that all slots may take together, a number or [S].
 
         Returns:
             Who got through, and weighted sums of their vectors. Seconds and energies count in `uplink_s`, `energy_j`.

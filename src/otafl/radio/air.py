@@ -110,7 +110,9 @@ class Air:
     bandwidth_hz: float = 1e6
     """Bandwidth B, which is the number of channel uses in a second."""
 
-    def deliver(self, bits: Tensor, who: Tensor, channel: Channel, deadline_s: float) -> tuple[Tensor, Tensor, Tensor]:
+    def deliver(
+        self, bits: Tensor, who: Tensor, channel: Channel, deadline_s: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Let the devices `who` send bits one after another: who gets through, seconds and energies, each [S, M]."""
         rate = rates(channel.coeff, self.symbol_energy_j, self.noise_var_j, self.bandwidth_hz)
         through, seconds = slots(bits, rate, who, deadline_s)
@@ -243,7 +245,9 @@ class IdealAir:
     noise: NoiseSource = _no_noise
     """Not for the radio; for the method's own random numbers."""
 
-    def deliver(self, bits: Tensor, who: Tensor, channel: Channel, deadline_s: float) -> tuple[Tensor, Tensor, Tensor]:
+    def deliver(
+        self, bits: Tensor, who: Tensor, channel: Channel, deadline_s: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Everybody gets through in no time."""
         nothing = torch.zeros(who.shape, dtype=torch.float64, device=who.device)
         return who, nothing, nothing

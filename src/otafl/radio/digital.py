@@ -9,6 +9,7 @@ Knows: channel coefficients, bits, rates.
 Does not know: models, methods.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,15 +40,15 @@ def rates(h: Tensor, symbol_energy_j: float, noise_var_j: float, bandwidth_hz: f
     if noise_var_j == 0:
         return torch.where(h.abs() > 0, torch.inf, 0.0).to(torch.float64)
     ratio = h.abs().to(torch.float64).square() * (symbol_energy_j / (2 * noise_var_j))
-    return bandwidth_hz / torch.log(torch.tensor(2.0)).item() * torch.log1p(ratio)
+    return bandwidth_hz / math.log(2) * torch.log1p(ratio)
 
 
-def slots(bits: Tensor, rate: Tensor, who: Tensor, deadline_s: float) -> tuple[Tensor, Tensor]:
-    """Who gets through before the deadline, and the seconds that each of them takes, both [S, M]."""
+def slots(bits: Tensor, rate: Tensor, who: Tensor, deadline_s: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Who gets through before the deadline (a number or [S]), and the seconds that each of them takes, both [S, M]."""
     length = torch.where(who & (rate > 0), bits / rate, torch.inf)
     order = torch.where(who, rate, -1.0).argsort(dim=-1, descending=True, stable=True)
     ends = length.gather(-1, order).cumsum(-1)
-    through = torch.zeros_like(who).scatter(-1, order, ends <= deadline_s)
+    through = torch.zeros_like(who).scatter(-1, order, ends <= torch.as_tensor(deadline_s).to(ends)[..., None])
     return through, torch.where(through, length, 0.0)
 
 
@@ -62,5 +63,5 @@ def quantised(values: Tensor, bits: Tensor | int, uniform: Tensor) -> Tensor:
     levels = 2.0 ** (bits if isinstance(bits, int) else bits[..., None].to(values.dtype)) - 1
     scale = values.abs().amax(-1, keepdim=True)
     safe = torch.where(scale > 0, scale, 1.0)
-    step = ((values / safe + 1) / 2 * levels + uniform).floor()
+    step = torch.minimum(((values / safe + 1) / 2 * levels + uniform).floor(), torch.as_tensor(levels).to(values))
     return torch.where(scale > 0, (2 * step / levels - 1) * scale, 0.0)

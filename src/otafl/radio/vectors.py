@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+COPIED = 2**25  # values of vectors that are copied at a time
+
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
@@ -38,15 +40,22 @@ class Vectors:
         return self.values.shape[2]
 
     @property
+    def _together(self) -> int:
+        """How many seeds are computed with at once, so that copies of their vectors take little memory."""
+        return max(1, COPIED // max(1, self.values[0].numel()))
+
+    @property
     def is_complex(self) -> bool:
         """Whether values are complex, so that both the in-phase and the quadrature part carry data."""
         return self.values.is_complex()
 
     def norms(self, who: Tensor) -> Tensor:
         """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others."""
-        wide = torch.complex128 if self.is_complex else torch.float64
-        norms: Tensor = torch.linalg.vector_norm(self.values, dim=-1, dtype=wide)
-        return torch.where(who, norms.real if norms.is_complex() else norms, 0.0)
+        parts = torch.view_as_real(self.values).flatten(2) if self.is_complex else self.values
+        norms = torch.cat(
+            [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in torch.split(parts, self._together)]
+        )
+        return torch.where(who, norms, 0.0)
 
     measured_norms = norms
 
@@ -63,10 +72,14 @@ class Vectors:
         several = weights if weights.dim() == 3 else weights[..., None]
         complex_sum = self.is_complex or weights.is_complex()
         dtype = torch.promote_types(self.values.dtype, torch.complex64) if complex_sum else self.values.dtype
-        mask = who[..., None]
-        values = torch.where(mask, self.values, 0.0).to(dtype)  # 0 · NaN must not poison the others
-        sums = torch.einsum("smk,smq->skq", torch.where(mask, several, 0.0).to(dtype), values)
-        return sums if weights.dim() == 3 else sums[:, 0]
+        several = torch.where(who[..., None], several, 0.0).to(dtype)
+        sums = []
+        for at in range(0, len(who), self._together):
+            part = slice(at, at + self._together)
+            values = torch.where(who[part, :, None], self.values[part], 0.0).to(dtype)  # 0 · NaN must not poison others
+            sums.append(torch.einsum("smk,smq->skq", several[part], values))
+        total = torch.cat(sums)
+        return total if weights.dim() == 3 else total[:, 0]
 
     def dense(self) -> Tensor:
         """All vectors, [S, M, Q]."""

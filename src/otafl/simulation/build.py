@@ -105,7 +105,13 @@ class Simulation:
             "mean_gain": self._stacked(lambda world, streams: world.mean_gain),
             "distance_m": self._stacked(lambda world, streams: world.distance_m),
         }
-        host_channel |= self._more_known(host_channel["h"])
+        mask = (len(self.seeds), config.cell.devices)
+        everyone = np.ones((1, *mask), dtype=np.bool_)
+        if config.cell.cohort:
+            rounds = config.experiment.rounds
+            everyone = np.stack([config.cell.cohorts(rounds, Streams(seed)) for seed in self.seeds], axis=1)
+        self._everyone = Schedule(everyone, device)  # one mask for all rounds or, with cohorts, one for each
+        host_channel |= self._more_known(host_channel["h"], torch.from_numpy(everyone))
         self._channel = {quantity: values.to(device) for quantity, values in host_channel.items()}
         self._coeff = self._channel["h"]  # the true channel
         if not imperfect.none:
@@ -141,14 +147,9 @@ class Simulation:
             initial=self.objective.initial(self.seeds),
             cohort=config.cell.cohort,
             bandwidth_hz=config.radio.bandwidth_hz,
+            local_steps=training.local_steps,
             server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
         )
-        mask = (len(self.seeds), config.cell.devices)
-        everyone = np.ones((1, *mask), dtype=np.bool_)
-        if config.cell.cohort:
-            rounds = config.experiment.rounds
-            everyone = np.stack([config.cell.cohorts(rounds, Streams(seed)) for seed in self.seeds], axis=1)
-        self._everyone = Schedule(everyone, device)  # one mask for all rounds or, with cohorts, one for each
         self._plan = self._decide(host_channel)
         self.problem = dataclasses.replace(self.problem, plan=self._plan)
         self._active, self._useful = self._foresee(host_channel)
@@ -426,8 +427,13 @@ class Simulation:
             config.radio.antennas,
         )
 
-    def _more_known(self, h: Tensor) -> dict[Quantity, Tensor]:
-        """Declared quantities besides h, mean_gain and distance_m; `h` is the channel as estimated, [T, S, M]."""
+    def _more_known(self, h: Tensor, everyone: Tensor) -> dict[Quantity, Tensor]:
+        """Declared quantities besides h, mean_gain and distance_m.
+
+        Args:
+            h: the channel as estimated, [T, S, M].
+            everyone: the cohort of each round or, in one row for all, everybody; the others send no pilot.
+        """
         declared = self._knowledge.device | self._knowledge.server
         if {"h_each", "sum_h"} & declared and (
             self.config.imperfect.pilot_snr_db < np.inf or self.config.imperfect.estimate_age
@@ -442,7 +448,8 @@ class Simulation:
         if "h_each" in declared:
             more["h_each"] = self._stacked(lambda world, streams: world.each)
         if "sum_h" in declared:
-            more["sum_h"] = self._stacked(lambda world, streams: world.each.sum(1))
+            each = self._stacked(lambda world, streams: world.each)
+            more["sum_h"] = torch.where(everyone[..., None], each, 0.0).sum(2)
         return more
 
     def _stacked(self, part: Callable[[Trajectory, Streams], Any]) -> Tensor:

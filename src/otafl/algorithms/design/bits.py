@@ -1,60 +1,23 @@
 """How many devices of an analog-digital hybrid go digital, and with how many bits.
 
-The digital devices' problem min Σ A_i/(2^{r_i} − 1)² with Σ τ_i r_i ≤ T is convex and has the solution
-2 ln 2 A_i 2^r/(2^r − 1)³ = λ τ_i; the r_i are rounded down, and what time is left is spent where it helps most.
+One more bit, from r to r + 1, lessens a device's error by A (1/(2^r − 1)² − 1/(2^{r+1} − 1)²) and takes it τ seconds.
+Bits go where they lessen the error most per second, until the time is spent. All seeds and all splits are solved at
+once.
 
 Knows: channels, the largest entries of updates, rates.
 Does not know: models, rounds.
 """
 
-import math
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
+from otafl.engine.rows import can_look
 from otafl.radio.digital import SCALE_BITS
 
-Array = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 MOST_BITS = 24
-
-
-def relaxed_bits(error: Array, time: Array, budget: float) -> Array:
-    """The real r_i ≥ 1 that minimise Σ A_i/(2^{r_i} − 1)² with Σ τ_i r_i = T, by bisection on λ.
-
-    Args:
-        error: A_i, each device's error at one bit.
-        time: τ_i, seconds for one more bit of every entry.
-        budget: T ≥ Σ τ_i, seconds for all of them.
-    """
-
-    def bits_at(log_price: float) -> Array:
-        # with 2^r − 1 = e^u: log(1 + e^{−u}) − 2 u = c, by Newton from the left, where the convex curve is above
-        c = log_price + np.log(time / (2 * math.log(2) * error))
-        u = -c / 2
-        for _ in range(9):
-            u = u + (np.logaddexp(0.0, -u) - 2 * u - c) / (2 + 1 / (1 + np.exp(np.minimum(u, 700.0))))
-        return np.asarray(np.maximum(1.0, np.logaddexp(0.0, u) / math.log(2)))
-
-    low, high = -400.0, 400.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if (time * bits_at(middle)).sum() > budget else (low, middle)
-    return bits_at(high)
-
-
-def best_bits(error: Array, time: Array, budget: float) -> Array | None:
-    """Whole bits near that optimum, within the time, with the same arguments; None if T < Σ τ_i."""
-    if time.sum() > budget:
-        return None
-    bits = np.minimum(np.floor(relaxed_bits(error, time, budget)), MOST_BITS)
-    while True:
-        gain = (error / (2.0**bits - 1) ** 2 - error / (2.0 ** (bits + 1) - 1) ** 2) / time
-        fits = (time <= budget - (time * bits).sum()) & (bits < MOST_BITS)
-        if not fits.any():
-            return np.asarray(bits)
-        bits[np.where(fits, gain, -1.0).argmax()] += 1
+TOGETHER = 32  # splits that are solved at a time, for the memory that it takes
 
 
 class Cell(NamedTuple):
@@ -70,39 +33,82 @@ class Cell(NamedTuple):
     deadline_s: float
 
 
-def cost(strength: Array, largest: Array, rate: Array, digital: Mask, cell: Cell) -> tuple[Array, float]:
-    """Bits of the devices that go digital (a mask), 0 for the others, and the error; infinite if they do not fit."""
-    analog = ~digital
-    bits, error = np.zeros_like(strength), 0.0
-    free = cell.deadline_s
-    if analog.any():
-        with np.errstate(divide="ignore"):
-            weakest = np.where(largest > 0, strength / np.where(largest > 0, largest, 1.0), np.inf)[analog].min()
-        error += cell.size * cell.noise / (cell.peak * weakest**2)
-        free -= cell.size / cell.bandwidth_hz
-    if digital.any():
-        if (rate[digital] <= 0).any():
-            return bits, math.inf
-        free -= SCALE_BITS * float((1 / rate[digital]).sum())
-        least = cell.size * np.maximum(largest[digital], 1e-150) ** 2
-        found = best_bits(least, cell.size / rate[digital], free)
-        if found is None:
-            return bits, math.inf
-        bits[digital] = found
-        error += float((least / (2.0**found - 1) ** 2).sum())
-    return bits, error
-
-
-def split(strength: Array, largest: Array, rate: Array, cell: Cell) -> tuple[Array, float]:
-    """Bits of every device, 0 for analog ones, and the least error over all K.
+def spend(error: Tensor, time: Tensor, digital: Tensor, budget: Tensor) -> Tensor:
+    """Bits of the digital devices within a time budget, at least 1 each, and 0 for the others; [S, K, M].
 
     Args:
-        strength: |h_i|, [M].
-        largest: ‖Δ_i‖_∞, [M].
-        rate: bits per second, [M].
+        error: A_i, each device's error at one bit, [S, M].
+        time: τ_i, seconds for one more bit of every entry, [S, M].
+        digital: who goes digital, for K splits, bool [S, K, M].
+        budget: seconds for all their bits, [S, K]; one bit each may exceed it, which the caller looks at.
+    """
+    steps = torch.arange(1, MOST_BITS, dtype=error.dtype, device=error.device)
+    per_second = _gain(error[..., None], steps) / time[..., None].clamp(min=torch.finfo(error.dtype).tiny)
+    best = per_second.flatten(1).argsort(dim=-1, descending=True, stable=True)  # a device's bits are in their order
+    device = (best // len(steps))[:, None, :].expand(-1, digital.shape[1], -1)
+    taken = digital.gather(-1, device)
+    seconds = torch.where(taken, time[:, None, :].expand_as(digital).gather(-1, device), 0.0)
+    first = torch.where(digital, time[:, None, :], 0.0).sum(-1)
+    taken = taken & (first[..., None] + seconds.cumsum(-1) <= budget[..., None])
+    bits = digital.to(error.dtype).scatter_add(-1, device, taken.to(error.dtype))
+    for _ in range(MOST_BITS + digital.shape[-1]):  # what is left may do for a bit that takes less time
+        left = budget - (time[:, None, :] * bits).sum(-1)
+        fits = digital & (time[:, None, :] <= left[..., None]) & (bits < MOST_BITS)
+        if can_look(fits) and not bool(fits.any()):
+            break
+        gain = torch.where(fits, _gain(error[:, None, :], bits) / time[:, None, :], -1.0)
+        chosen = gain.argmax(-1, keepdim=True)
+        bits = bits.scatter_add(-1, chosen, fits.gather(-1, chosen).to(bits.dtype))
+    return bits
+
+
+def _gain(error: Tensor, bits: Tensor) -> Tensor:
+    """By how much one more bit lessens the error of a device that has `bits` ≥ 1; 0 bits count as 1."""
+    levels = 2.0 ** bits.clamp(min=1) - 1
+    return error * (levels.square().reciprocal() - (2 * levels + 1).square().reciprocal())
+
+
+def split(strength: Tensor, largest: Tensor, rate: Tensor, who: Tensor, cell: Cell) -> tuple[Tensor, Tensor]:
+    """Bits of every device [S, M], 0 for analog ones, and the least error over all K, [S].
+
+    Args:
+        strength: |h_i|, [S, M].
+        largest: ‖Δ_i‖_∞, [S, M].
+        rate: bits per second, [S, M].
+        who: devices that take part, bool [S, M].
         cell: constants.
     """
-    metric = np.where(largest > 0, strength / np.where(largest > 0, largest, 1.0), np.inf)
-    place = np.argsort(np.argsort(metric, kind="stable"), kind="stable")
-    found = [cost(strength, largest, rate, place < count, cell) for count in range(len(metric) + 1)]
-    return min(found, key=lambda pair: pair[1])
+    if cell.noise == 0:  # the analog uplink has no error, and a rate has no limit
+        return torch.zeros_like(strength), torch.zeros_like(strength[:, 0])
+    metric = torch.where(who & (largest > 0), strength / torch.where(largest > 0, largest, 1.0), torch.inf)
+    place = metric.argsort(dim=-1, stable=True).argsort(dim=-1)
+    counts = torch.arange(who.shape[1] + 1, device=who.device)
+    found = [
+        cost(metric, largest, rate, who, (place[:, None, :] < some[:, None]) & who[:, None, :], cell)
+        for some in torch.split(counts, TOGETHER)
+    ]
+    bits, error = torch.cat([part[0] for part in found], 1), torch.cat([part[1] for part in found], 1)
+    least = error.amin(-1, keepdim=True)
+    first = torch.where(error == least, counts, len(counts)).amin(-1)
+    return bits.gather(1, first[:, None, None].expand(-1, 1, bits.shape[-1]))[:, 0], least[:, 0]
+
+
+def cost(
+    metric: Tensor, largest: Tensor, rate: Tensor, who: Tensor, digital: Tensor, cell: Cell
+) -> tuple[Tensor, Tensor]:
+    """Bits [S, K, M] of K splits `digital` [S, K, M], and their errors [S, K]; infinite if they do not fit.
+
+    `metric` is |h_i|/‖Δ_i‖_∞ of every device, [S, M], infinite where there is nothing to send.
+    """
+    analog = who[:, None, :] & ~digital
+    weakest = torch.where(analog, metric[:, None, :], torch.inf).amin(-1)
+    heard = rate > 0
+    per_bit_s = torch.where(heard, 1 / torch.where(heard, rate, 1.0), 0.0)
+    time = cell.size * per_bit_s
+    free = cell.deadline_s - analog.any(-1) * (cell.size / cell.bandwidth_hz)
+    free = free - SCALE_BITS * torch.where(digital, per_bit_s[:, None, :], 0.0).sum(-1)
+    least = cell.size * largest.clamp(min=1e-150).square()
+    bits = spend(least, time, digital, free)
+    rounding = torch.where(digital, least[:, None, :] / (2.0 ** bits.clamp(min=1) - 1).square(), 0.0).sum(-1)
+    fits = (torch.where(digital, time[:, None, :], 0.0).sum(-1) <= free) & ~(digital & ~heard[:, None, :]).any(-1)
+    return bits, torch.where(fits, rounding + cell.size * cell.noise / (cell.peak * weakest.square()), torch.inf)

@@ -6,6 +6,7 @@ Does not know: channels, what the vectors are.
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from otafl.random import Streams
 
-THRESHOLD = 1.4  # of the soft threshold, in estimated standard deviations of the noise
 SIGNS = Streams(0)
 """The projection is part of the method, as a code book is: it is the same in every run."""
 
@@ -33,10 +33,15 @@ class Projection:
 
     @staticmethod
     def of(size: int, rows: int, like: Tensor) -> "Projection":
-        """The projection of vectors of `size` values to `rows`."""
+        """The projection of vectors of `size` values to `rows`, with the number type of `like` and where it is."""
+        return _projection(size, rows, like.dtype, like.device)
+
+    @staticmethod
+    def drawn(size: int, rows: int, dtype: torch.dtype, device: torch.device) -> "Projection":
+        """The same, drawn now."""
         draw = SIGNS.at("projection", size)
-        signs = torch.from_numpy(draw.choice([-1.0, 1.0], size)).to(like)
-        chosen = torch.from_numpy(np.sort(draw.permutation(size)[:rows])).to(like.device)
+        signs = torch.from_numpy(draw.choice([-1.0, 1.0], size)).to(device, dtype)
+        chosen = torch.from_numpy(np.sort(draw.permutation(size)[:rows])).to(device)
         return Projection(signs, chosen)
 
     def apply(self, vectors: Tensor) -> Tensor:
@@ -49,21 +54,35 @@ class Projection:
         return _hartley(wide) * self.signs * self._scale
 
 
+_projection = lru_cache(maxsize=4)(Projection.drawn)
+"""Kept from round to round: a CUDA graph cannot draw it."""
+
+
 def _hartley(values: Tensor) -> Tensor:
     """The orthonormal discrete Hartley transform, which is its own inverse."""
     seen: Tensor = torch.fft.fft(values, norm="ortho")
     return seen.real - seen.imag
 
 
-def reconstruct(projection: Projection, heard: Tensor, steps: int) -> Tensor:
-    """Approximate message passing with a soft threshold: a sparse x with P x ≈ heard; [..., Q] to [..., d]."""
+def reconstruct(projection: Projection, heard: Tensor, steps: int, threshold: float = 1.4) -> Tensor:
+    """Approximate message passing with a soft threshold: a sparse x with P x ≈ heard.
+
+    Args:
+        projection: P.
+        heard: what is known of x, [..., Q].
+        steps: number of steps.
+        threshold: the soft threshold, in estimated standard deviations of what disturbs x in a step.
+
+    Returns:
+        x, [..., d].
+    """
     rows = len(projection.rows)
     x = torch.zeros_like(projection.back(heard))
     left = heard
     for _ in range(steps):
         spread = torch.linalg.vector_norm(left, dim=-1, keepdim=True) / math.sqrt(rows)
         guess = x + projection.back(left)
-        x = guess.sign() * (guess.abs() - THRESHOLD * spread).clamp(min=0)
+        x = guess.sign() * (guess.abs() - threshold * spread).clamp(min=0)
         kept = (x != 0).sum(-1, keepdim=True) / rows
         left = heard - projection.apply(x) + left * kept
     return x
