@@ -180,8 +180,8 @@ def test_norms_of_vectors_are_accumulated_in_float64(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("algorithm", ["ota-fedavg", "fedavg"])
 def test_seconds_of_the_uplink_are_channel_uses_over_the_bandwidth(algorithm: str) -> None:
-    """Q uses at a bandwidth B take Q/B; an error-free uplink takes none."""
+    """Q uses at a bandwidth B take Q/B, and a reported scalar 32/B; an error-free uplink takes none."""
     result = otafl.run(make_config(algorithm, {"radio.bandwidth_hz": 2e5, "radio.tx_power_dbm": 3.0}))
     uses = result.metrics["channel_uses"]
-    assert np.allclose(result.metrics["uplink_s"], uses / 2e5)
+    assert np.allclose(result.metrics["uplink_s"], (uses + 32 * result.metrics["scalar_reports"]) / 2e5)
     assert (uses[:, -1] > 0).all() == (algorithm == "ota-fedavg")
