@@ -178,7 +178,14 @@ class Config:
 
     @staticmethod
     def from_toml(text: str) -> "Config":
-        """The configuration that `to_toml` wrote, or any in TOML; raises ConfigError if it is not valid."""
+        """Read a configuration that `to_toml` wrote, or any other in TOML.
+
+        Args:
+            text: the content of a configuration file.
+
+        Raises:
+            ConfigError: it is not TOML, or a key or value is not valid.
+        """
         try:
             content = tomllib.loads(text)
         except (ValueError, RecursionError) as error:

@@ -477,6 +477,10 @@ class Round:
 
         As `draw`, a stream depends on (seed, name, round) alone; unlike it, rounds can be recorded as a CUDA graph. A
         GPU draws other numbers than a CPU.
+
+        Args:
+            name: the stream's name; another name gives independent numbers.
+            size: how many numbers each seed needs.
         """
         self._check("uniform()")
         normal = self._air.noise(self._seeds, f"algorithm/{name}", self.t, size)
@@ -489,6 +493,9 @@ class Round:
 
         A stream depends on (seed, name, round) alone: a second call with the same name repeats the same numbers. A
         method that draws is slower on a GPU, since its rounds cannot be recorded as a CUDA graph.
+
+        Args:
+            name: the stream's name; another name gives independent numbers.
 
         >>> import otafl
         >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8]})

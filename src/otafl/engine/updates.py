@@ -62,7 +62,14 @@ class Updates:
         return self._pool, self._slot
 
     def norms(self, who: Tensor) -> Tensor:
-        """Euclidean norms ‖Δ_i‖ of the devices `who`, float64 [S, M]; 0 for the others."""
+        """Euclidean norms ‖Δ_i‖, in the unit of a gradient.
+
+        Args:
+            who: devices whose norms are needed, bool [S, M].
+
+        Returns:
+            Norms in float64, [S, M]; 0 for the others.
+        """
         self._check()
         known = self._known_norms
         if known is None or known[0] is not who or known[1] != who._version:
@@ -135,7 +142,11 @@ class Updates:
         return (self.end - self._pool[seeds, self._slot]) / self._lr
 
     def move(self, models: Tensor) -> None:
-        """Add end − reference to other models [S, M, P] of the devices, in place."""
+        """Add end − reference = η Δ_i to other models of the devices, in place.
+
+        Args:
+            models: the models to be moved, [S, M, P].
+        """
         self._check()
         flat = models.flatten(0, 1)
         every = all_rows(self._slot)

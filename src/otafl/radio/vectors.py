@@ -50,7 +50,14 @@ class Vectors:
         return self.values.is_complex()
 
     def norms(self, who: Tensor) -> Tensor:
-        """Euclidean norms of the devices `who`, float64 [S, M], 0 for the others."""
+        """Euclidean norms of the vectors.
+
+        Args:
+            who: devices whose norms are needed, bool [S, M].
+
+        Returns:
+            Norms in float64, [S, M]; 0 for the others.
+        """
         parts = torch.view_as_real(self.values).flatten(2) if self.is_complex else self.values
         norms = torch.cat(
             [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in torch.split(parts, self._together)]

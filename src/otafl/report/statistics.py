@@ -46,6 +46,12 @@ def estimate(values: NDArray[np.float64]) -> Estimate:
 
     The interval is mean ± t_{0.975, n−1} std/√n.
 
+    Args:
+        values: one value per seed, [n].
+
+    Returns:
+        Mean, standard deviation (n − 1), half the interval and n; the last two are NaN for a single value.
+
     >>> print(estimate(np.array([96.0, 97.0, 98.0])))
     97.00 ± 1.00
     """
@@ -72,13 +78,27 @@ def error_bar_text(num_seeds: int) -> str:
 
 
 def last_accuracy(result: Result) -> NDArray[np.float64]:
-    """Test accuracy in percent of every seed, mean over the recorded rounds r > T − 50; 0 if the seed failed; [S]."""
+    """Test accuracy of every seed, as a mean over the recorded rounds r > T − 50.
+
+    Args:
+        result: a finished run of T rounds.
+
+    Returns:
+        Percent, [S]; 0 for a seed that failed.
+    """
     late = np.flatnonzero(result.rounds > first_averaged(result.config))
     return _accuracy(result, late)
 
 
 def final_accuracy(result: Result) -> NDArray[np.float64]:
-    """Test accuracy in percent of every seed's last model; 0 if the seed failed; [S]."""
+    """Test accuracy of every seed's last model.
+
+    Args:
+        result: a finished run.
+
+    Returns:
+        Percent, [S]; 0 for a seed that failed.
+    """
     return _accuracy(result, np.flatnonzero(result.rounds == result.config.experiment.rounds))
 
 
@@ -98,7 +118,18 @@ def _accuracy(result: Result, rows: NDArray[np.intp]) -> NDArray[np.float64]:
 
 
 def paired_difference(one: Result, other: Result) -> Estimate:
-    """The difference of last accuracies, paired by seed, since a seed means the same world for both."""
+    """The difference of last accuracies, paired by seed, since a seed means the same world for both.
+
+    Args:
+        one: a finished run.
+        other: another with the same seeds in the same order, which is subtracted.
+
+    Returns:
+        Mean difference in points of a percent, with its 95 % interval.
+
+    Raises:
+        ValueError: the seeds differ.
+    """
     if one.config.experiment.seeds != other.config.experiment.seeds:
         raise ValueError("paired differences need the same seeds in the same order")
     return estimate(last_accuracy(one) - last_accuracy(other))

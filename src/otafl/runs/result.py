@@ -104,7 +104,16 @@ class Result:
         return self.to_pandas().__arrow_c_stream__(requested_schema)
 
     def plot(self, x: str = "rounds", y: str = "test_accuracy", **options: Any) -> Any:
-        """Draw a column; the same as `otafl.plot(result, x, y, ...)`."""
+        """Draw a column; the same as `otafl.plot(result, x, y, ...)`.
+
+        Args:
+            x: "rounds", "uses", "seconds", "joules", "time", or a column.
+            y: a column of metrics.csv.
+            options: further arguments of `otafl.plot`.
+
+        Returns:
+            A picture that shows itself in a notebook and has `save(path)`.
+        """
         return importlib.import_module("otafl").plot(self, x, y, **options)
 
 

@@ -46,17 +46,46 @@ class Heard:
 
 
 def full_amplitude(h: Tensor, problem: Problem) -> Tensor:
-    """√(d E_s) |h_i| in √J, of the shape of h: the norm with which a model-sized vector sent at full energy arrives."""
+    """√(d E_s) |h_i| in √J: the norm with which a vector of d values, sent at full energy, arrives.
+
+    Args:
+        h: channels [..., M], real or complex.
+        problem: the constants of the run.
+
+    Returns:
+        Real amplitudes of the shape of h.
+    """
     return h.abs() * math.sqrt(problem.num_params * problem.symbol_energy_j)
 
 
 def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Tensor:
-    """Line 10: the mask of the active set A, |h_i| ≥ γ/√(d E_s), shaped like `device.h`; γ is a number or [S, 1]."""
+    """Line 10 of FedOAG: the active set A, devices with |h_i| ≥ γ/√(d E_s).
+
+    Args:
+        device: what devices know of the channel, with `h`.
+        problem: the constants of the run.
+        gamma: γ in √J, a number or [S, 1].
+
+    Returns:
+        A mask of the shape of `device.h`: [T, S, M] in a method's `active`, [S, M] within a round.
+    """
     return full_amplitude(device.h, problem) >= gamma
 
 
 def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tensor) -> Heard:  # noqa: A002
-    """Lines 12–18: the devices `who` report norms, learn B, and send vectors divided by h; γ is a number or [S]."""
+    """Lines 12–18 of FedOAG: devices report norms, learn the largest, and invert their channels.
+
+        B = max ‖Δ_i‖,   x̂_i = (γ/h_i) Δ_i/B,   mean = B/(γ|A|) (Σ h_i x̂_i + z)
+
+    Args:
+        round: the instruments of this round.
+        vectors: what `round.train` returned.
+        gamma: γ in √J, a number or [S].
+        who: the active set A, bool [S, M].
+
+    Returns:
+        The mean that the server hears [S, P], who was heard, B, weights and the noise's standard deviation.
+    """
     reports = round.report(vectors.norms(who), who)
     bound, count = reports.max(), reports.count()
     scale = (torch.where(bound > 0, 1 / bound, 0.0) * gamma)[:, None]  # if all norms are 0, nothing is sent
