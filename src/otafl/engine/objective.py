@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, vmap
 from otafl.engine.dropout import Dropout, fold, keys
 from otafl.engine.fast.head import find_head
 from otafl.engine.fast.layers import Layers, read_layers
+from otafl.engine.fast.one_core import for_one_core
 from otafl.engine.models import seeded_build
 from otafl.errors import PluginError
 from otafl.random import Streams
@@ -186,16 +187,9 @@ class Objective:
         return self.output_loss(functional_call(self._module, self._with_drops(params, key), (features,)), targets)
 
     def own_module(self, channels_last: bool) -> tuple[nn.Module, list[str]]:
-        """A copy of the module for this thread, which may replace its parameters; and its buffers of dropout keys.
-
-        It may keep images, and gradients at images, with their channels last in memory: faster on a CPU, if large.
-        """
+        """A copy of the module for this thread, which may replace its parameters; and its buffers of dropout keys."""
         if not hasattr(self._threads, "module"):
-            module = copy.deepcopy(self._module)
-            for part in module.modules():
-                if channels_last and isinstance(part, nn.Conv2d | nn.Flatten | nn.AdaptiveAvgPool2d):
-                    part.register_forward_pre_hook(_to_channels_last)
-            self._threads.module = module
+            self._threads.module = for_one_core(self._module, channels_last)
         return self._threads.module, self._drops
 
     def _with_drops(self, params: dict[str, Tensor], key: Tensor | None) -> dict[str, Tensor]:
@@ -288,25 +282,6 @@ def _counted(module: nn.Module) -> Iterator[list[int]]:
     finally:
         for hook in hooks:
             hook.remove()
-
-
-class _ChannelsLast(torch.autograd.Function):
-    """The same images, channels last in memory, and so their gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, images: Tensor) -> Tensor:
-        return images.contiguous(memory_format=torch.channels_last).view_as(images)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope.contiguous(memory_format=torch.channels_last)
-
-
-def _to_channels_last(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    images = inputs[0]
-    if images.dim() != 4:
-        return inputs
-    return _ChannelsLast.apply(images), *inputs[1:]  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=6)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from otafl.engine.dropout import fold
+from otafl.engine.fast.one_core import FactoredLinear
 from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows
 from otafl.engine.rule import PLAIN, LocalRule
@@ -164,22 +165,31 @@ def batched(work: LocalWork, params: dict[str, Tensor]) -> Step:
 
 def one_by_one(work: LocalWork, params: dict[str, Tensor]) -> Step:
     """Steps of a single row by plain automatic differentiation, as in a hand-written loop."""
-    large = work.objective.num_values * work.batches.shape[3] >= CHANNELS_LAST_FROM
-    module, drops = work.objective.own_module(channels_last=large)
-    parameters = list(module.parameters())
+    last = work.objective.num_values * work.batches.shape[3] >= CHANNELS_LAST_FROM
+    module, drops = work.objective.own_module(channels_last=last)
+    parameters = [module.get_parameter(name) for name in params]
     for parameter, value in zip(parameters, params.values(), strict=True):
         parameter.data = value[0]  # shared memory, so that a step on it is a step on the row
+    lr, left = float(work.lr), work.steps
+    large = [part for part in module.modules() if isinstance(part, FactoredLinear)]
+    for layer in large:
+        layer.begin(work.steps * work.batches.shape[3], lr if work.plain else None)
 
     def step(features: Tensor, targets: Tensor, keys: Tensor | None) -> None:
         if keys is not None:
-            for layer, name in enumerate(drops):
-                module.get_buffer(name).copy_(fold(keys[0], layer))
+            for number, name in enumerate(drops):
+                module.get_buffer(name).copy_(fold(keys[0], number))
         with torch.enable_grad():
             loss = work.objective.output_loss(module(features[0]), targets[0])
         slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
         for parameter, slope in zip(parameters, slopes, strict=True):
             if slope is not None:  # None for a parameter that the loss does not use
-                parameter.data.sub_(slope, alpha=float(work.lr))
+                parameter.data.sub_(slope, alpha=lr)
+        nonlocal left
+        left -= 1
+        if left == 0:
+            for layer in large:
+                layer.finish()
 
     return step
 

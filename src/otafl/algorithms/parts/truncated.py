@@ -73,9 +73,7 @@ def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Te
 
 
 def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tensor) -> Heard:  # noqa: A002
-    """Lines 12–18 of FedOAG: devices report norms, learn the largest, and invert their channels.
-
-        B = max ‖Δ_i‖,   x̂_i = (γ/h_i) Δ_i/B,   mean = B/(γ|A|) (Σ h_i x̂_i + z)
+    """Lines 12–18 of FedOAG: B = max ‖Δ_i‖, x̂_i = (γ/h_i) Δ_i/B, mean = B/(γ|A|) (Σ_{i∈A} h_i x̂_i + z).
 
     Args:
         round: the instruments of this round.

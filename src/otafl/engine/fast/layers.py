@@ -77,10 +77,11 @@ class Layers:
         return total
 
 
-class _Tracer(fx.Tracer):
+class Tracer(fx.Tracer):
     """Does not look into addressed dropout."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Whether a module is one node of the graph."""
         return isinstance(m, Dropout) or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -90,7 +91,7 @@ def read_layers(module: nn.Module, features: Tensor, drops: list[str]) -> Layers
     `drops` are the names of the buffers with dropout keys, in the order of their numbers.
     """
     try:
-        traced = fx.GraphModule(module, _Tracer().trace(module))
+        traced = fx.GraphModule(module, Tracer().trace(module))
     except Exception:  # a module that cannot be traced can still be trained by another engine
         return None
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
