@@ -171,9 +171,9 @@ def one_by_one(work: LocalWork, params: dict[str, Tensor]) -> Step:
     for parameter, value in zip(parameters, params.values(), strict=True):
         parameter.data = value[0]  # shared memory, so that a step on it is a step on the row
     lr, left = float(work.lr), work.steps
-    large = [part for part in module.modules() if isinstance(part, FactoredLinear)]
+    large = [part for part in module.modules() if isinstance(part, FactoredLinear)] if work.plain else []
     for layer in large:
-        layer.begin(work.steps * work.batches.shape[3], lr if work.plain else None)
+        layer.begin(work.steps * work.batches.shape[3], lr)
 
     def step(features: Tensor, targets: Tensor, keys: Tensor | None) -> None:
         if keys is not None:

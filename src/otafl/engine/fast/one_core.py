@@ -7,143 +7,142 @@
                            it is W − Gᵀ A, which forward and backward passes apply as factors, if they are thin
     dropout                masks in 32-bit integers of the host
 
-The first two and the fourth need to know who uses what. A traced graph shows it; a module that cannot be traced, or
-that has hooks, keeps its layers as they are.
+The first two are done inside `nn.Sequential`, where it is known who uses a value. A module's own `forward` is never
+replaced, and whoever goes through a sequence by hand finds its layers as they were. A weight waits for its steps only
+in models without code of their own, which could read it.
 
-Knows: modules, their graphs.
+Knows: modules.
 Does not know: devices, rounds.
 """
 
 import copy
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from otafl.engine.dropout import Dropout
 from otafl.engine.fast.head import is_hooked
-from otafl.engine.fast.layers import Tracer
 
 LARGE = 2**18  # values of a weight that passes through memory in every step, because caches do not hold it
-RELUS = (torch.relu, nn.functional.relu, "relu")
-POOLS = (nn.functional.max_pool2d, torch.max_pool2d)
 OUTPUT_UNUSED = (nn.Conv2d, nn.Linear, nn.GroupNorm, nn.MaxPool2d)
-"""Layers whose gradient does not need their output."""
+"""Layers whose output is new, and not needed for their gradient."""
 
 
 def for_one_core(module: nn.Module, channels_last: bool) -> nn.Module:
-    """A copy of a module in training mode, with the same names of parameters."""
-    module = _rewritten(copy.deepcopy(module))
+    """A copy of a module, with the same names of parameters."""
+    module = copy.deepcopy(module)
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    known = all(_is_known(part) for part in module.modules()) and len(names) == len(list(module.parameters()))
     for part in module.modules():
         if isinstance(part, Dropout):
             part.on_host = True
+        elif type(part) is nn.Sequential and not is_hooked(part):
+            part.__class__ = Chain
+        elif type(part) is nn.Linear and known and part.weight.numel() >= LARGE:
+            part.__class__ = FactoredLinear
+    for part in module.modules():
+        if isinstance(part, Chain):
+            part.steps = tuple(_steps(list(_layers(part))))
+    for part in module.modules():
         if channels_last and isinstance(part, nn.Conv2d | nn.Flatten | nn.AdaptiveAvgPool2d):
             part.register_forward_pre_hook(_to_channels_last)
     return module
 
 
-def _rewritten(module: nn.Module) -> nn.Module:
-    """The module as a graph in which ReLU and large linear layers are replaced; the module itself if that is unsafe."""
-    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-    if len(names) != len(list(module.parameters())) or any(is_hooked(part) for part in module.modules()):
-        return module
-    try:
-        graph = Tracer().trace(module)
-    except Exception:  # its control flow depends on values
-        return module
-    traced = fx.GraphModule(module, graph)
-    if {name for name, _ in traced.named_parameters()} != set(names):  # a parameter that nothing uses
-        return module
-    parts = dict(traced.named_modules())
-
-    def kind(node: Any) -> Any:
-        return type(parts[str(node.target)]) if node.op == "call_module" else node.target
-
-    for node in list(graph.nodes):
-        if _is_relu(node, kind) and len(node.users) == 1:
-            _pool_first(graph, node, kind)
-    for node in list(graph.nodes):
-        if _is_relu(node, kind) and len(node.args[0].users) == 1 and kind(node.args[0]) in (*OUTPUT_UNUSED, *POOLS):
-            with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.call_function(torch.relu_, node.args))
-            graph.erase_node(node)
-    uses = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-    for name in uses:
-        part = parts[name]
-        if type(part) is nn.Linear and part.weight.numel() >= LARGE and uses.count(name) == 1:
-            traced.set_submodule(name, FactoredLinear(part))
-    traced.recompile()
-    return traced
+def _is_known(part: nn.Module) -> bool:
+    """Whether a module's code is PyTorch's or ours, and it has no hooks."""
+    return type(part).__module__.startswith(("torch.nn.", "otafl.engine.")) and not is_hooked(part)
 
 
-def _is_relu(node: Any, kind: Any) -> bool:
-    return (kind(node) is nn.ReLU or kind(node) in RELUS) and len(node.args) == 1 and not node.kwargs
+class Chain(nn.Sequential):
+    """A sequence of layers that pools before ReLU and does ReLU in place, where that changes nothing."""
+
+    steps: tuple[Callable[[Tensor], Tensor], ...] | None = None
+    """None for a part of a chain, cut out by its user."""
+
+    def forward(self, values: Any) -> Any:
+        """What the layers give, one after the other."""
+        for step in self if self.steps is None else self.steps:
+            values = step(values)
+        return values
 
 
-def _pool_first(graph: fx.Graph, relu: Any, kind: Any) -> None:
-    """Exchange a ReLU and the max-pooling that alone uses it."""
-    (pool,) = relu.users
-    if kind(pool) is not nn.MaxPool2d and kind(pool) not in POOLS:
-        return
-    if (kind(pool) is nn.MaxPool2d and len(pool.args) != 1) or len(pool.all_input_nodes) != 1:
-        return
-    pool.replace_input_with(relu, relu.args[0])
-    with graph.inserting_after(pool):
-        after = graph.call_function(torch.relu, (pool,))
-    pool.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
-    graph.erase_node(relu)
+def _layers(chain: Chain) -> Iterator[nn.Module]:
+    """The layers of a chain and of the chains in it, in their order."""
+    for part in chain:
+        if isinstance(part, Chain):
+            yield from _layers(part)
+        else:
+            yield part
 
 
-class FactoredLinear(nn.Module):
-    """A linear layer whose weight can wait for its steps until `finish`."""
+def _steps(layers: list[nn.Module]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """The functions of layers, with pooling before ReLU and ReLU in place."""
+    for position, (layer, after) in enumerate(pairwise(layers)):
+        pools = type(after) is nn.MaxPool2d and not after.return_indices and not is_hooked(after)
+        if pools and _is_relu(layer):
+            layers[position : position + 2] = after, layer
+    for before, layer in zip([nn.Identity(), *layers], layers, strict=False):
+        fresh = type(before) in (*OUTPUT_UNUSED, FactoredLinear) and not is_hooked(before)
+        yield torch.relu_ if fresh and _is_relu(layer) else layer
 
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
-        self.lr: float | None = None
+
+def _is_relu(layer: nn.Module) -> bool:
+    return type(layer) is nn.ReLU and not layer.inplace and not is_hooked(layer)
+
+
+class FactoredLinear(nn.Linear):
+    """A linear layer whose weight can wait for its steps until `finish`; it is an `nn.Linear` until `begin`."""
+
+    waits = False
+
+    def begin(self, images: int, lr: float) -> None:
+        """Keep the steps of a round as factors if it has few images."""
+        self.waits = 2 * images <= self.out_features
+        self.lr = lr
         self.inputs: list[Tensor] = []
         self.slopes: list[Tensor] = []
-
-    def begin(self, images: int, lr: float | None) -> None:
-        """Keep the steps of a round as factors if it has few images; without a learning rate never."""
-        self.lr = lr if 2 * images <= len(self.weight) else None
 
     def finish(self) -> None:
         """Write the weight."""
         if self.inputs:
             self.weight.data.addmm_(torch.cat(self.slopes).t(), torch.cat(self.inputs), alpha=-1)
-        self.inputs.clear()
-        self.slopes.clear()
+        self.waits = False
 
     def forward(self, values: Tensor) -> Tensor:
-        """Outputs for values [B, inputs]."""
-        if self.lr is None or values.dim() != 2:
-            return nn.functional.linear(values, self.weight, self.bias)
-        output: Tensor = _Factored.apply(values, self)  # type: ignore[no-untyped-call]
-        return output if self.bias is None else output + self.bias
+        """Outputs [..., outputs] for values [..., inputs]."""
+        if not self.waits:
+            return linear(values, self.weight, self.bias)
+        output: Tensor = _Factored.apply(values.reshape(-1, self.in_features), self.weight, self)  # type: ignore[no-untyped-call]
+        return (output if self.bias is None else output + self.bias).view(*values.shape[:-1], -1)
 
 
 class _Factored(torch.autograd.Function):
     """x Wᵀ − (x Aᵀ) G for the weight W − Gᵀ A; the backward pass notes the step's factors."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, layer: FactoredLinear) -> Tensor:
-        ctx.layer = layer
+    def forward(ctx: Any, values: Tensor, weight: Tensor, layer: FactoredLinear) -> Tensor:
+        ctx.layer, ctx.known = layer, len(layer.inputs)
         ctx.save_for_backward(values)
-        output = values @ layer.weight.detach().t()
+        output = values @ weight.t()
         for inputs, slopes in zip(layer.inputs, layer.slopes, strict=True):
             output.addmm_(values @ inputs.t(), slopes, alpha=-1)
         return output
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Any:
-        layer, (values,) = ctx.layer, ctx.saved_tensors
-        before = slope @ layer.weight.detach()
-        for inputs, slopes in zip(layer.inputs, layer.slopes, strict=True):
-            before.addmm_(slope @ slopes.t(), inputs, alpha=-1)
+        layer, (values,), before = ctx.layer, ctx.saved_tensors, None
+        if ctx.needs_input_grad[0]:
+            before = slope @ layer.weight.detach()
+            for inputs, slopes in zip(layer.inputs[: ctx.known], layer.slopes[: ctx.known], strict=True):
+                before.addmm_(slope @ slopes.t(), inputs, alpha=-1)
         layer.inputs.append(values)
         layer.slopes.append(slope * layer.lr)
-        return before, None
+        return before, None, None
 
 
 class _ChannelsLast(torch.autograd.Function):
