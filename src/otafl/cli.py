@@ -376,7 +376,9 @@ def plot(
     x: Annotated[
         str,
         typer.Option(
-            "-x", help="rounds, uses (of the channel), seconds (of airtime), joules, time (of the world), or a column."
+            "-x",
+            help="rounds, uses (of the channel), seconds (of airtime), joules, time (of the world), or a column; "
+            "or an axis of a sweep, for instance cell.radius_m.",
         ),
     ] = "rounds",
     y: Annotated[str, typer.Option("-y", help="A column of metrics.csv.")] = "test_accuracy",
@@ -389,13 +391,17 @@ def plot(
     title: Annotated[str, typer.Option(help="A line above the axes.")] = "",
     log: Annotated[bool, typer.Option("--log", help="A logarithmic y axis.")] = False,
     bottom: Annotated[float | None, typer.Option(help="Where the y axis begins.")] = None,
+    at: Annotated[
+        str | None,
+        typer.Option("--at", metavar="COLUMN=VALUE", help="Over an axis: after a budget, seconds=600 or joules=0.1."),
+    ] = None,
     plugin: Plugins = None,
 ) -> None:
     """Draw curves of finished runs for a paper: vector fonts, column widths, colours for any vision."""
     _check_out(out)
     from otafl.report.plot import plot as drawn
 
-    picture = drawn(runs, x, y, label, width, title, log, bottom)
+    picture = drawn(runs, x, y, label, width, title, log, bottom, at)
     for file in picture.save(out):
         print(file)
 

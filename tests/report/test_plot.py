@@ -11,10 +11,11 @@ import otafl
 from otafl.errors import ConfigError, OtaflError
 from otafl.report.plot import _printed, plot
 from otafl.report.runs import collect
+from otafl.report.statistics import last_accuracy
 from otafl.studies.conduct import conduct
 from otafl.studies.study import Study
 from otafl.studies.sweep import parse_sweep
-from tests.conftest import TINY
+from tests.conftest import TINY, make_config
 
 SWEEP: dict[str, Any] = {
     "name": "two",
@@ -114,13 +115,51 @@ def test_what_a_run_does_not_have_is_said(folder: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.count("left out") == 2
     for options, line in (
         ({"y": "test_acuracy"}, "did you mean 'test_accuracy'"),
-        ({"x": "hours"}, "has no column 'hours'"),
+        ({"x": "hours"}, "-x hours: no column, no axis and no key"),
+        ({"x": "cell.radius"}, "did you mean 'cell.radius_m'"),
+        ({"at": "rounds=2"}, "is for figures over an axis"),
         ({"width": "triple"}, "choose from single, double"),
     ):
         with pytest.raises(ConfigError, match=line):
             plot(folder, **options)
     with pytest.raises(ConfigError, match=r"ends in .pdf, .png or .svg"):
         picture.save("figure.gif")
+
+
+def test_points_over_an_axis(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A point is the mean over seeds of what `compare` shows, at the end or at a budget."""
+    runs = {(run.axes["method"], run.axes["cell.radius_m"]): run.result for run in collect(folder)}
+
+    def points(**options: Any) -> dict[tuple[str, Any], float]:
+        picture = plot(folder, **options)
+        return {(label, float(x) if x[0].isdigit() else x): float(mean) for label, x, mean, *_ in picture.numbers[1:]}
+
+    found = points(x="cell.radius_m")
+    assert found == {key: pytest.approx(last_accuracy(run).mean(), abs=1e-3) for key, run in runs.items()}
+    found = points(x="cell.radius_m", at="rounds=2")
+    assert found == {
+        key: pytest.approx(100 * run.metrics["test_accuracy"][:, run.rounds == 2].mean(), abs=1e-3)
+        for key, run in runs.items()
+    }
+    found = points(x="method", y="energy_j")  # words beside each other; what only grows has its last value
+    assert found["radius_m 500", "ours"] == pytest.approx(runs["ours", 500.0].metrics["energy_j"][:, -1].mean(), 1e-4)
+    plot(folder, x="cell.radius_m", at="joules=1e9")
+    assert "4 of 4 runs had not spent 1e+09 J at their end" in capsys.readouterr().err
+    assert [row[0] for row in plot(folder, x="cell.radius_m", labels=["a", "b"]).numbers[1:]] == ["a", "a", "b", "b"]
+    with pytest.raises(ConfigError, match="4 labels for 2 curves"):
+        plot(folder, x="cell.radius_m", labels=["a", "b", "c", "d"])
+
+
+def test_a_run_without_the_key_holds_everywhere() -> None:
+    small = make_config("fedoag", {"experiment.rounds": 2})
+    runs = [otafl.run(small.replace({"algorithm.gamma": gamma}), device="cpu") for gamma in (1e-7, 1e-10)]
+    runs.append(otafl.run(small.replace({"algorithm.name": "fedavg"}), device="cpu"))
+    picture = plot(runs, x="algorithm.gamma")
+    assert [row[:2] for row in picture.numbers[1:]] == [("fedoag", "1e-10"), ("fedoag", "1e-07"), ("fedavg", "")]
+    (axes,) = picture.figure.axes
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "γ"
+    assert len(set(np.ravel(axes.lines[-1].get_ydata()))) == 1
 
 
 def test_labels_in_print() -> None:

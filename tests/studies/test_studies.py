@@ -113,6 +113,8 @@ def tuning_sweep(section: dict[str, Any]) -> Any:
         ({"seeds": 5}, "tune.seeds = 5: give a list"),
         ({"over": 3}, "tune.over = 3: give a list"),
         ({"seeds": [100, 1]}, "1 is also in experiment.seeds"),
+        ({"at": "hours"}, "give a column and how much"),
+        ({"at": "seconds=3", "search": "halving"}, "stops runs by rounds"),
     ],
 )
 def test_tuning_mistakes(section: dict[str, Any], match: str, tmp_path: Path) -> None:
@@ -144,6 +146,25 @@ def test_tuning_chooses_by_validation_accuracy_on_its_own_seeds(search: str, tmp
     with open(table, newline="") as file:
         assert sum(row["chosen"] == "yes" for row in csv.DictReader(file)) == 2
     assert chosen.read_text().count("[[override]]") == 2
+
+
+def test_tuning_at_a_budget(tmp_path: Path) -> None:
+    """The score is that of the last recorded model within the budget, a seed at a time, not that of the end."""
+    section = {"over": ["training.lr"], "rounds": 4, "seeds": [100, 101], "at": "joules=5e-8"}
+    asked = tuning_sweep({**section, "where": {"algorithm.name": "sca", "algorithm.omega": 1.0}})
+    found = tune.tune(asked, tmp_path, "t.toml", device="cpu", quiet=True)
+    assert len(found.points) == 3
+    scores = []
+    for run in (tmp_path / "runs").iterdir():
+        result = read_run(run)
+        assert list(result.rounds) == [0, 1, 2, 3, 4]
+        spent, accuracy = result.metrics["energy_j"], 100 * result.metrics["validation_accuracy"]
+        last = [max(r for r in range(5) if r == 0 or spent[s, r] <= 5e-8) for s in range(2)]
+        assert last == [2, 1]
+        scores.append(float(np.mean([accuracy[s, r] for s, r in enumerate(last)])))
+    assert sorted(point.score for point in found.points) == pytest.approx(sorted(scores))
+    _, chosen = tune.write(found, asked, tmp_path)
+    assert "% after 5e-08 J" in chosen.read_text()
 
 
 def test_a_best_value_at_the_edge_is_pointed_out() -> None:

@@ -63,6 +63,10 @@ class Budget(NamedTuple):
     def __str__(self) -> str:
         return f"{self.most:g} {UNITS[self.column]}" if self.column in UNITS else f"{self.column} = {self.most:g}"
 
+    def left_over(self, result: Result, label: str) -> bool:
+        """Whether a run ended with less spent."""
+        return bool(np.nanmax(column(result, self.column, label)[:, -1]) < self.most)
+
     def rows(self, result: Result, label: str) -> NDArray[np.intp]:
         """Each seed's last recorded row at which no more than this is spent, [S]."""
         spent = column(result, self.column, label, [*X_AXES, *X_AXES.values()])

@@ -284,7 +284,7 @@ def _scores(
         first, last = result.rounds[rows.min()], result.rounds[rows.max()]
         told[id(result)] = f"round {first}" if first == last else f"rounds {first} to {last}"
         spent = column(result, budget.column, run.label)[:, -1]
-        if (rows == len(result.rounds) - 1).any() and np.nanmax(spent) < budget.most:
+        if (rows == len(result.rounds) - 1).any() and budget.left_over(result, run.label):
             most = f"{np.nanmax(spent):.3g}" if np.nan_to_num(spent).any() else "nothing"
             notes.append(f"{run.label}: had spent {most} at its end, so its last model counts")
     return scores, told, notes

@@ -1,4 +1,4 @@
-"""Curves of runs for a paper or a notebook: any column over rounds, channel uses, seconds or joules.
+"""Curves of runs for a paper or a notebook: any column over rounds, uses, seconds, joules, or an axis of a sweep.
 
 Knows: results, what columns are called in print.
 Does not know: how results came about.
@@ -6,18 +6,20 @@ Does not know: how results came about.
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from otafl import registry
 from otafl.errors import ConfigError, say
-from otafl.report.axes import X_AXES, column
+from otafl.report.axes import X_AXES, Budget, column
 from otafl.report.figures import LABELS, STYLES, drawing, write_csv
-from otafl.report.runs import Named, Runs, collect
+from otafl.report.runs import Named, Runs, checked_labels, collect, labels_of, without_axis
 from otafl.runs.directory import publish
+from otafl.runs.result import Result, first_averaged
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,6 +56,7 @@ TITLES = {
 SYMBOLS = {"gamma": "γ", "lr": "η₀", "omega": "ω", "nu": "ν", "dirichlet_alpha": "α"}
 UNITS = {"m": "m", "mps": "m/s", "s": "s", "hz": "Hz", "w": "W", "j": "J", "db": "dB", "dbm": "dBm"}
 MOST_BANDS = 5  # curves beyond which bands would hide each other
+LOGARITHMIC_FROM = 30  # ratio of the largest to the least value on an axis of a sweep
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
 DASHES = ("-", "--", "-.", ":")
 STYLE: dict[str, Any] = {
@@ -108,6 +111,24 @@ def drawing_style() -> Any:
     return matplotlib.rc_context(settings)
 
 
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn in one colour."""
+
+    label: str
+    run: Result
+    """The run, or the first of them: its method gives the colour."""
+    failed: str
+    """How many seeds failed, in words; "" if none did."""
+    x: Sequence[Any]
+    """Where the points are: numbers, or words that stand beside each other; None for a point that holds everywhere."""
+    mean: Sequence[float]
+    """Over seeds."""
+    std: Sequence[float]
+    """Between seeds."""
+    seeds: int
+
+
 def plot(
     runs: Runs,
     x: str = "rounds",
@@ -117,29 +138,85 @@ def plot(
     title: str = "",
     log: bool = False,
     bottom: float | None = None,
+    at: str | None = None,
 ) -> Picture:
-    """Draw a column of some runs: the mean over seeds, with a band of one standard deviation if there are few curves.
+    """Draw a column of some runs as curves, or its level at the end over an axis of a sweep; means over seeds.
+
+    Bands and bars are one standard deviation between seeds; with more than five curves there are none.
 
     Args:
         runs: run directories, folders of them, sweeps' folders or results; or any of these by label.
         x: "rounds", "uses" of the channel, "seconds" of airtime, "joules" of all devices, "time" of the world
-            (`round_s` for each round), or a column.
+            (`round_s` for each round), or a column; or an axis of a sweep or a key, for instance "cell.radius_m": then
+            every run is a point, and runs that have no such key hold everywhere.
         y: a column of metrics.csv; accuracies are drawn in percent, and a failed seed counts with 0.
-        labels: a label for each run, in their order; default: what tells them apart.
+        labels: a label for each run, or for each curve over an axis, in their order; default: what tells them apart.
         width: "single" or "double", in columns of a journal.
         title: a line above the axes.
         log: a logarithmic y axis.
         bottom: where the y axis begins; accuracies begin below the lowest curve that has settled.
+        at: over an axis, a budget such as "seconds=600" or "joules=0.1": each seed's last recorded row within it;
+            default: the mean over the recorded rounds r > T − 50, and the last row of what only grows.
 
     Returns:
         A picture that shows itself in a notebook, and that `save("figure.pdf")` writes.
     """
     if width not in WIDTHS:
         raise ConfigError(f"width {width!r}: choose from {', '.join(WIDTHS)}")
-    named = collect(runs, labels)
+    found = collect(runs)
     across = X_AXES.get(x, x)
-    curves = {}
-    for run in named:
+    over_axis = x not in X_AXES and not any(across in run.result.metrics for run in found)
+    if over_axis:
+        budget = None if at is None else Budget.parse(at)
+        curves = _over_axis(found, across, y, budget)
+        if labels is not None:
+            labels = checked_labels(labels, len(curves), "curves")
+            curves = [replace(curve, label=label) for curve, label in zip(curves, labels, strict=True)]
+    elif at is not None:
+        raise ConfigError(f"at {at!r}: is for figures over an axis of a sweep, such as -x cell.radius_m, not over {x}")
+    else:
+        curves = _over_rounds(collect(runs, labels), across, y)
+    if not curves:
+        raise ConfigError(f"-x {x} -y {y}: none of these runs has both")
+    rows: list[Sequence[Any]] = [("run", across, f"{y}_mean", f"{y}_std", "seeds")]
+    few = len(curves) <= MOST_BANDS
+    words = list(dict.fromkeys(value for curve in curves for value in curve.x if isinstance(value, str)))
+    with drawing(*WIDTHS[width], style=STYLE) as (figure, axes):
+        for curve, (colour, line) in zip(curves, _styles([curve.run for curve in curves]), strict=True):
+            label, spread = _printed(curve.label) + curve.failed, few and curve.seeds > 1
+            where = [words.index(value) if isinstance(value, str) else value for value in curve.x]
+            mean, std = np.array(curve.mean), np.array(curve.std)
+            if curve.x[0] is None:
+                axes.axhline(mean[0], linestyle=line, color=colour, label=label)
+            elif over_axis:
+                bars = std if spread else None
+                axes.errorbar(where, mean, bars, fmt=line, color=colour, label=label, marker="o", ms=3, elinewidth=0.7)
+            else:
+                axes.plot(where, mean, line, color=colour, label=label)
+                if spread:
+                    axes.fill_between(where, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
+            rows += [
+                (curve.label, f"{a:.9g}" if isinstance(a, float) else a or "", f"{m:.6g}", f"{d:.6g}", curve.seeds)
+                for a, m, d in zip(curve.x, curve.mean, curve.std, strict=True)
+            ]
+        if bottom is None and y.endswith("_accuracy"):
+            bottom = _below(curves, over_axis)
+        _frame(axes, across, y, log, bottom, title)
+        if over_axis:
+            _axis_of_sweep(axes, across, words, [a for curve in curves for a in curve.x if isinstance(a, float)])
+            axes.set_ylabel(TITLES.get(y, y) + (f"\nafter {budget}" if budget is not None else ""))
+        else:
+            axes.set_xlim(left=0)
+        columns = min(len(curves), _legend_columns([curve.label for curve in curves], width))
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2)
+        figure.set_layout_engine("constrained")
+    return Picture(figure, rows)
+
+
+def _over_rounds(runs: Sequence[Named], across: str, y: str) -> list[Curve]:
+    """A curve for every run that has both columns."""
+    curves = []
+    for run in runs:
         ends = column(run.result, across, run.label, [*X_AXES, *run.result.metrics])
         heights = column(run.result, y, run.label)
         if across != "round" and not np.nan_to_num(ends).any():
@@ -147,38 +224,92 @@ def plot(
         elif np.isnan(heights).all():
             say(f"otafl: {run.label}: has no {TITLES.get(y, y)}; left out")
         else:
-            curves[run.label] = (run, ends, heights)
-    if not curves:
-        raise ConfigError(f"-x {x} -y {y}: none of these runs has both")
-    rows: list[Sequence[Any]] = [("run", across, f"{y}_mean", f"{y}_std", "seeds")]
-    styles = _styles([run for run, _, _ in curves.values()])
-    few = len(curves) <= MOST_BANDS
-    with drawing(*WIDTHS[width], style=STYLE) as (figure, axes):
-        for (label, (run, ends, heights)), (colour, line) in zip(curves.items(), styles, strict=True):
-            where, mean, std = ends.mean(0), _over_seeds(heights, np.mean), _over_seeds(heights, _spread)
-            failed = f" ({len(run.result.diverged)} of {len(heights)} failed)" if run.result.diverged else ""
-            axes.plot(where, mean, line, color=colour, label=_printed(label) + failed)
-            if few and len(heights) > 1:
-                axes.fill_between(where, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
-            rows += [
-                (label, f"{a:.9g}", f"{m:.6g}", f"{d:.6g}", len(heights))
-                for a, m, d in zip(where, mean, std, strict=True)
-            ]
-        if bottom is None and y.endswith("_accuracy"):
-            bottom = _below(curves.values())
-        _frame(axes, across, y, log, bottom, title)
-        columns = min(len(curves), _legend_columns(list(curves), width))
-        figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2)
-        figure.set_layout_engine("constrained")
-    return Picture(figure, rows)
+            mean, std = _over_seeds(heights, np.mean), _over_seeds(heights, _spread)
+            failed = _failed(len(run.result.diverged), len(heights))
+            curves.append(Curve(run.label, run.result, failed, list(ends.mean(0)), list(mean), list(std), len(heights)))
+    return curves
 
 
-def _below(curves: Iterable[tuple[Named, NDArray[np.float64], NDArray[np.float64]]]) -> float:
-    """A round number below every curve after its first twentieth, which may start below the frame."""
+def _over_axis(runs: Sequence[Named], axis: str, y: str, budget: Budget | None) -> list[Curve]:
+    """A curve for all runs that differ in nothing but an axis."""
+    groups: dict[Any, list[Named]] = {}
+    for run in runs:
+        groups.setdefault(run.find(axis), []).append(run)
+    if set(groups) == {None}:
+        columns = [*X_AXES, *runs[0].result.metrics]
+        near = registry.nearest(axis, [*columns, *runs[0].known()])
+        raise ConfigError(
+            f"-x {axis}: no column, no axis and no key of these runs{near}; columns: {', '.join(columns)}"
+        )
+    curves: dict[
+        tuple[str, bool], list[tuple[Any, Named, NDArray[np.float64]]]
+    ] = {}  # by label, and if it has the axis
+    rich = 0
+    for value, members in groups.items():
+        for run, label in zip(members, labels_of(without_axis(members, axis)), strict=True):
+            heights, left = _level(run.named(label), y, budget)
+            rich += left
+            point = value if isinstance(value, str) or value is None else float(value)
+            curves.setdefault((label, value is not None), []).append((point, run, heights))
+    if rich:
+        say(f"otafl: {rich} of {len(runs)} runs had not spent {budget} at their end: their last models count")
+    found = []
+    for (label, _), points in curves.items():
+        if isinstance(points[0][0], float):
+            points = sorted(points, key=lambda point: float(point[0]))
+        levels = [values for _, _, values in points]
+        failed = _failed(sum(len(run.result.diverged) for _, run, _ in points), sum(map(len, levels)))
+        found.append(
+            Curve(
+                label,
+                points[0][1].result,
+                failed,
+                [value for value, _, _ in points],
+                [float(values.mean()) for values in levels],
+                [_spread(values) for values in levels],
+                min(map(len, levels)),
+            )
+        )
+    return found
+
+
+def _level(run: Named, y: str, budget: Budget | None) -> tuple[NDArray[np.float64], bool]:
+    """A column's level at the end of a run or of a budget, [S], and whether a budget was left over."""
+    result, values = run.result, column(run.result, y, run.label)
+    if budget is not None:
+        rows = budget.rows(result, run.label)
+        level = values[np.arange(len(values)), rows]
+        left = bool((rows == len(result.rounds) - 1).any() and budget.left_over(result, run.label))
+    else:
+        late = [-1] if y in X_AXES.values() else np.flatnonzero(result.rounds > first_averaged(result.config))
+        level, left = values[:, late].mean(1), False
+    if y.endswith("_accuracy"):
+        level = np.where([seed in result.diverged for seed in result.config.experiment.seeds], 0.0, level)
+    return level, left
+
+
+def _failed(count: int, seeds: int) -> str:
+    return f" ({count} of {seeds} failed)" if count else ""
+
+
+def _axis_of_sweep(axes: "Axes", key: str, words: Sequence[str], numbers: Sequence[float]) -> None:
+    """Name, ticks and scale of an axis with a sweep's values."""
+    name = key.partition(".")[2] or key
+    stem, _, unit = name.rpartition("_")
+    known = SYMBOLS.get(name, f"{stem} ({UNITS[unit]})" if unit in UNITS and stem else name)
+    axes.set_xlabel(known.replace("_", " "))
+    if words:
+        axes.set_xticks(range(len(words)), words)
+    elif min(numbers) > 0 and max(numbers) >= LOGARITHMIC_FROM * min(numbers):
+        axes.set_xscale("log")
+
+
+def _below(curves: Iterable[Curve], whole: bool) -> float:
+    """A round number below every curve; below its values after the first twentieth, if not the `whole` counts."""
     lowest = 100.0
-    for _, ends, heights in curves:
-        settled = ends.mean(0) >= ends.mean(0)[-1] / 20
-        lowest = min(lowest, float(heights.mean(0)[settled].min()))
+    for curve in curves:
+        settled = [whole or x >= curve.x[-1] / 20 for x in curve.x]
+        lowest = min(lowest, float(np.nanmin(np.array(curve.mean)[settled])))
     return float(max(0.0, 10 * np.floor(lowest / 10) - 5))
 
 
@@ -192,13 +323,13 @@ def _spread(values: NDArray[np.float64]) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
-def _styles(runs: Sequence[Named]) -> list[tuple[str, str]]:
+def _styles(runs: Sequence[Result]) -> list[tuple[str, str]]:
     """A colour and a line style for every curve.
 
     Each method has its own colour; runs of one method differ in the line; values of one key of one method are shades
     from dark to light; else a palette that can be told apart with any colour vision.
     """
-    methods = [run.result.config.algorithm.name for run in runs]
+    methods = [run.config.algorithm.name for run in runs]
     if len(set(methods)) == len(methods) and all(method in STYLES for method in methods):
         return [STYLES[method] for method in methods]
     if len(set(methods)) > 1 and max(map(methods.count, methods)) <= len(DASHES) and set(methods) <= set(STYLES):
@@ -247,7 +378,6 @@ def _frame(axes: "Axes", x: str, y: str, log: bool, bottom: float | None, title:
         axes.set_ylim(bottom, min(100.0, axes.get_ylim()[1]))
     elif bottom is not None:
         axes.set_ylim(bottom=bottom)
-    axes.set_xlim(left=0)
     axes.grid(color="#dddddd", linewidth=0.5)
     axes.set_axisbelow(True)
     if title:

@@ -40,16 +40,24 @@ class Named:
         """The same run under another label."""
         return replace(self, label=label)
 
-    def value(self, axis: str) -> Any:
-        """Its value on an axis, or of a key of its configuration."""
+    def known(self) -> list[str]:
+        """Its axes and the keys of its configuration."""
+        return [*self.axes, *_flat(self.result.config)]
+
+    def find(self, axis: str) -> Any:
+        """Its value on an axis, or of a key of its configuration; None if it has neither."""
         if axis in self.axes:
             return self.axes[axis]
-        keys = _flat(self.result.config)
-        if axis in keys:
-            return keys[axis]
         if axis in ("base", "name"):
             return self.result.config.experiment.name
-        raise ConfigError(f"{self.label}: has no axis or key {axis!r}{registry.nearest(axis, [*self.axes, *keys])}")
+        return _flat(self.result.config).get(axis)
+
+    def value(self, axis: str) -> Any:
+        """Its value on an axis, or of a key of its configuration, one of which it must have."""
+        found = self.find(axis)
+        if found is None and axis not in self.known():
+            raise ConfigError(f"{self.label}: has no axis or key {axis!r}{registry.nearest(axis, self.known())}")
+        return found
 
 
 def collect(runs: Runs, labels: Sequence[str] | None = None) -> list[Named]:
@@ -67,13 +75,17 @@ def collect(runs: Runs, labels: Sequence[str] | None = None) -> list[Named]:
     found = [run for one in runs for run in ([Named("", one)] if isinstance(one, Result) else _read(Path(one)))]
     if not found:
         raise OtaflError("name at least one run directory")
-    if labels is None:
-        labels = labels_of(found)
-    elif len(labels) != len(found):
-        raise ConfigError(f"{len(labels)} labels for {len(found)} runs; give one for each, in their order")
-    elif len(set(labels)) < len(labels):
-        raise ConfigError(f"two runs have the label {next(w for w in labels if list(labels).count(w) > 1)!r}")
+    labels = labels_of(found) if labels is None else checked_labels(labels, len(found))
     return [run.named(label) for run, label in zip(found, labels, strict=True)]
+
+
+def checked_labels(labels: Sequence[str], count: int, what: str = "runs") -> Sequence[str]:
+    """Labels that were given, one for each of `count` runs, no two alike."""
+    if len(labels) != count:
+        raise ConfigError(f"{len(labels)} labels for {count} {what}; give one for each, in their order")
+    if len(set(labels)) < len(labels):
+        raise ConfigError(f"two {what} have the label {next(w for w in labels if list(labels).count(w) > 1)!r}")
+    return labels
 
 
 def read_runs(runs: Runs, labels: Sequence[str] | None = None) -> dict[str, Result]:

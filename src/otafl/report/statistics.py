@@ -102,9 +102,9 @@ def final_accuracy(result: Result) -> NDArray[np.float64]:
     return _accuracy(result, np.flatnonzero(result.rounds == result.config.experiment.rounds))
 
 
-def accuracy_in(result: Result, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Test accuracy in percent of every seed's model of a row of its own, `rows` [S]; 0 if the seed failed; [S]."""
-    chosen = 100 * result.metrics["test_accuracy"][np.arange(len(rows)), rows]
+def accuracy_in(result: Result, rows: NDArray[np.intp], name: str = "test_accuracy") -> NDArray[np.float64]:
+    """Accuracy in percent of every seed's model of a row of its own, `rows` [S]; 0 if the seed failed; [S]."""
+    chosen = 100 * result.metrics[name][np.arange(len(rows)), rows]
     alive = [seed not in result.diverged for seed in result.config.experiment.seeds]
     return np.where(alive, chosen, 0.0)
 

@@ -8,11 +8,12 @@ The axes of a sweep named in `[tune] over` are searched; every combination of th
     seeds = [100, 101, 102]                      # apart from the reported ones
     rounds = 100
     eval_every = 100                             # default: only after the last round
+    at = "seconds=20"                            # score what is reached within a budget (eval_every = 1 by default)
     search = "grid"                              # or "turns", "halving" or "optuna"
     trials = 20                                  # optuna: evaluations per choice
 
-The score is the validation accuracy of the last rounds (of the last 50, as far as they are recorded), mean over seeds,
-where a seed that failed counts with 0.
+The score is the validation accuracy of the last rounds (of the last 50, as far as they are recorded), or of the last
+recorded model within the budget, mean over seeds, where a seed that failed counts with 0.
 Turns searches the first axis together with each of the others, one after the other: an axis has the first of its values
 until its turn, and what was chosen for it afterwards.
 Halving runs the whole grid for a ninth of the rounds, the best third of it for a third, and the best third of these in
@@ -35,6 +36,9 @@ from otafl import registry
 from otafl.config.schema import as_toml
 from otafl.disk import explained, put
 from otafl.errors import ConfigError, OtaflError
+from otafl.report.axes import Budget
+from otafl.report.statistics import accuracy_in
+from otafl.runs.result import read_run
 from otafl.studies.conduct import conduct
 from otafl.studies.study import Study
 from otafl.studies.sweep import Case, Sweep
@@ -45,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "seeds": [100, 101, 102],
     "rounds": 100,
     "eval_every": None,
+    "at": None,
     "search": "grid",
     "trials": 20,
 }
@@ -75,6 +80,8 @@ class Tuned:
     """Group to its best point."""
     warnings: tuple[str, ...]
     status: int
+    after: str = ""
+    """The budget after which points are scored, in words; "" for their number of rounds."""
 
 
 def settings(sweep: Sweep, where: str) -> dict[str, Any]:
@@ -87,7 +94,12 @@ def settings(sweep: Sweep, where: str) -> dict[str, Any]:
     chosen = {**DEFAULTS, **sweep.tune}
     if chosen["search"] not in SEARCHES:
         raise ConfigError(f"{where}: tune.search = {chosen['search']!r}: choose from {', '.join(SEARCHES)}")
-    chosen["eval_every"] = chosen["rounds"] if chosen["eval_every"] is None else chosen["eval_every"]
+    if chosen["at"] is not None:
+        chosen["at"] = Budget.parse(str(chosen["at"]))
+        if chosen["search"] == "halving":
+            raise ConfigError(f'{where}: tune.search = "halving" stops runs by rounds, not by tune.at; take "grid"')
+    if chosen["eval_every"] is None:
+        chosen["eval_every"] = chosen["rounds"] if chosen["at"] is None else 1
     if not isinstance(chosen["where"], dict) or not set(chosen["where"]) <= set(sweep.axes):
         raise ConfigError(f"{where}: tune.where = {chosen['where']!r}: name axes, and the value that each has")
     for key in ("over", "seeds"):
@@ -152,7 +164,8 @@ def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:
         if point.rounds == chosen["rounds"] and (before is None or point.score > before.score):
             best[point.group] = point
     warnings = tuple(warning for group in best for warning in _edges(best[group], groups[group], sweep.name))
-    return Tuned(tuple(points), {group: best[group] for group in groups if group in best}, warnings, status)
+    after = "" if chosen["at"] is None else str(chosen["at"])
+    return Tuned(tuple(points), {group: best[group] for group in groups if group in best}, warnings, status, after)
 
 
 def _grouped(cases: Iterable[Case], chosen: Mapping[str, Any]) -> dict[Axes, list[Case]]:
@@ -202,6 +215,10 @@ def _evaluate(
         if "validation_accuracy" not in summary:
             raise OtaflError(f"{study.place(case)}: has no validation accuracy; tuning needs a classification problem")
         score = 100 * summary["validation_accuracy"]["mean"]
+        if chosen["at"] is not None:
+            result = read_run(study.place(case))
+            rows = chosen["at"].rows(result, str(study.place(case)))
+            score = float(accuracy_in(result, rows, "validation_accuracy").mean())
         points.append(replace(_point(case, chosen, score), rounds=rounds))
     return points, outcome.status
 
@@ -319,7 +336,7 @@ def write(tuned: Tuned, sweep: Sweep, folder: Path) -> tuple[Path, Path]:
         table.writerow([*(place.get(axis, "") for axis in axes), point.rounds, f"{point.score:.4f}", mark])
     lines = ["# Values chosen by 'otafl tune'; 'otafl sweep FILE --chosen' takes them.", ""]
     for group, point in tuned.chosen.items():
-        told = f"validation accuracy {point.score:.2f} % after {point.rounds} rounds"
+        told = f"validation accuracy {point.score:.2f} % after {tuned.after or f'{point.rounds} rounds'}"
         lines.append("# nothing to choose" if math.isnan(point.score) else f"# {told}")
         lines.append("[[override]]")
         if group:
