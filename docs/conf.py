@@ -40,7 +40,7 @@ suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
 
 
 def setup(app: Any) -> None:
-    """Formulas as MathML."""
+    """Formulas as MathML, docstrings as plain text has them."""
 
     def inline(writer: Any, node: Any) -> None:
         writer.body.append(convert(node.astext()))
@@ -50,4 +50,17 @@ def setup(app: Any) -> None:
         writer.body.append(convert(node.astext(), display="block"))
         raise nodes.SkipNode
 
+    def bars(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+        """A bar is a norm or an absolute value, not docutils' substitution; code stays as it is."""
+        code: int | None = None  # how far the line is indented that announced it
+        for place, line in enumerate(lines):
+            indent = len(line) - len(line.lstrip())
+            if line.strip() and code is not None and indent <= code:
+                code = None
+            if code is None and not line.lstrip().startswith((">>>", "...")):
+                lines[place] = line.replace("|", r"\|")
+            if line.rstrip().endswith("::"):
+                code = indent
+
+    app.connect("autodoc-process-docstring", bars)
     app.add_html_math_renderer("mathml", (inline, None), (block, None))

@@ -93,7 +93,7 @@ def __dir__() -> list[str]:
 def register_algorithm(name: str) -> Callable[[Class], Class]:
     """Class decorator that makes a method known: `[algorithm] name = "..."` then chooses it.
 
-    The class is a frozen dataclass whose fields are the section's keys. It has what `Algorithm` lists:
+    The class is a frozen dataclass whose fields are the section's keys. It has what `Algorithm` lists::
 
         @otafl.register_algorithm("mine")
         @dataclass(frozen=True)

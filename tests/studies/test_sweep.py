@@ -33,7 +33,7 @@ def test_axes_make_every_combination() -> None:
     assert len(asked.cases) == 8
     assert {case.config.training.lr for case in asked.cases} == {0.1, 0.2}
     assert {case.config.mobility.name for case in asked.cases} == {"static", "bounded-waypoint"}
-    assert asked.cases[0].label == "stationary, 0.1, 3"
+    assert asked.cases[0].label == "stationary, lr 0.1, devices 3"
     assert len({case.folder for case in asked.cases}) == 8
 
 
@@ -54,7 +54,7 @@ def test_values_of_several_keys_overrides_and_dropped_axes() -> None:
             ],
         }
     )
-    assert [case.label for case in asked.cases] == ["small, 0.1", "small, 0.2", "sca"]
+    assert [case.label for case in asked.cases] == ["small, lr 0.1", "small, lr 0.2", "sca"]
     assert asked.cases[2].config.algorithm.spec.omega == 0.5
     assert asked.cases[2].config.training.lr == 0.1  # the default: its axis was dropped
     assert asked.cases[0].config.algorithm.spec.gamma == 1e-10
@@ -70,9 +70,9 @@ def test_axes_that_apply_only_where_an_override_says_so() -> None:
             ],
         }
     )
-    assert [case.label for case in asked.cases[:3]] == ["fedavg, 0.1", "fedavg, 0.2", "sca, 0.1, 0.1"]
+    assert [case.label for case in asked.cases[:3]] == ["fedavg, lr 0.1", "fedavg, lr 0.2", "sca, lr 0.1, omega 0.1"]
     assert len(asked.cases) == 2 + 6 + 1
-    assert asked.cases[-1].label == "fedoag, 1e-10"
+    assert asked.cases[-1].label == "fedoag, gamma 1e-10"
     assert asked.axes["algorithm.omega"] == [0.1, 0.2, 0.3]
 
 

@@ -17,7 +17,7 @@ from otafl import registry
 from otafl.errors import ConfigError, say
 from otafl.report.axes import X_AXES, Budget, column
 from otafl.report.figures import LABELS, STYLES, drawing, write_csv
-from otafl.report.runs import Named, Runs, checked_labels, collect, labels_of, without_axis
+from otafl.report.runs import Named, Runs, along, checked_labels, collect, labels_of
 from otafl.runs.directory import publish
 from otafl.runs.result import Result, first_averaged
 
@@ -233,8 +233,8 @@ def _over_rounds(runs: Sequence[Named], across: str, y: str) -> list[Curve]:
 def _over_axis(runs: Sequence[Named], axis: str, y: str, budget: Budget | None) -> list[Curve]:
     """A curve for all runs that differ in nothing but an axis."""
     groups: dict[Any, list[Named]] = {}
-    for run in runs:
-        groups.setdefault(run.find(axis), []).append(run)
+    for run, rest in zip(runs, along(runs, axis), strict=True):
+        groups.setdefault(run.find(axis), []).append(rest)
     if set(groups) == {None}:
         columns = [*X_AXES, *runs[0].result.metrics]
         near = registry.nearest(axis, [*columns, *runs[0].known()])
@@ -246,7 +246,7 @@ def _over_axis(runs: Sequence[Named], axis: str, y: str, budget: Budget | None) 
     ] = {}  # by label, and if it has the axis
     rich = 0
     for value, members in groups.items():
-        for run, label in zip(members, labels_of(without_axis(members, axis)), strict=True):
+        for run, label in zip(members, labels_of(members), strict=True):
             heights, left = _level(run.named(label), y, budget)
             rich += left
             point = value if isinstance(value, str) or value is None else float(value)

@@ -167,15 +167,27 @@ def without_axis(runs: Sequence[Named], axis: str) -> list[Named]:
     return [replace(run, axes={key: value for key, value in run.axes.items() if key != axis}) for run in runs]
 
 
+def along(runs: Sequence[Named], axis: str) -> list[Named]:
+    """The runs without an axis or key, and without axes of their sweep that only say in other words what it is."""
+    said = {
+        other: {(repr(run.axes.get(other)), repr(run.find(axis))) for run in runs} for run in runs for other in run.axes
+    }
+    same = {other for other, pairs in said.items() if len({value for value, _ in pairs}) == len(pairs)}
+    same = same if len({repr(run.find(axis)) for run in runs}) > 1 else set()
+    for other in same | {axis}:
+        runs = without_axis(runs, other)
+    return list(runs)
+
+
 def _on_axes(run: Named, runs: Sequence[Named]) -> str:
     """A run's values on the axes on which the runs differ."""
     axes = list(dict.fromkeys(axis for other in runs for axis in other.axes))
     told = [axis for axis in axes if len({repr(other.axes.get(axis)) for other in runs}) > 1] or axes[:1]
-    return ", ".join(_word(axis, run.axes[axis], axes) for axis in told if axis in run.axes)
+    return ", ".join(word(axis, run.axes[axis], axes) for axis in told if axis in run.axes)
 
 
-def _word(key: str, value: Any, among: Iterable[str]) -> str:
-    """A value, with the name of its key where it is a number; with its section where the name is ambiguous."""
+def word(key: str, value: Any, among: Iterable[str]) -> str:
+    """A value as a part of a label; if it is no word, with its key's name, and its section where that is ambiguous."""
     if isinstance(value, str):
         return value
     name = key.partition(".")[2] or key
@@ -207,6 +219,6 @@ def names(configs: Sequence[Config]) -> list[str]:
         same = [other for other, method in zip(own, methods, strict=True) if method == config.algorithm.name]
         told = [key for key in keys if key != "algorithm.name" and key not in RARELY_TOLD]
         told = [key for key in told if any(other.get(key) != keys[key] for other in same)]
-        words = [_word(key, keys[key], told) if not isinstance(keys[key], str) else str(keys[key]) for key in told]
+        words = [word(key, keys[key], told) if not isinstance(keys[key], str) else str(keys[key]) for key in told]
         labels.append(", ".join([config.algorithm.name, *words]))
     return labels

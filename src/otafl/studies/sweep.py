@@ -33,6 +33,7 @@ from otafl import registry
 from otafl.config.schema import Config, load_config
 from otafl.disk import content_of
 from otafl.errors import ConfigError
+from otafl.report.runs import word
 from otafl.runs.identity import name_hash
 from otafl.studies.examples import EXAMPLES
 
@@ -57,7 +58,9 @@ class Case:
     @property
     def label(self) -> str:
         """Its values on the axes, to be shown."""
-        return ", ".join(_word(value) for value in self.axes.values()) or self.config.experiment.name
+        return (
+            ", ".join(word(axis, value, self.axes) for axis, value in self.axes.items()) or self.config.experiment.name
+        )
 
     @property
     def folder(self) -> str:
