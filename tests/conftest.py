@@ -47,7 +47,8 @@ def has_gamma(algorithm: str) -> bool:
 def make_config(algorithm: str = "fedoag", overrides: Mapping[str, Any] | None = None) -> Config:
     """The tiny configuration of an algorithm."""
     gamma = {"algorithm.gamma": TINY_GAMMA} if has_gamma(algorithm) else {}
-    return load_config("stationary", {**TINY, "algorithm.name": algorithm, **gamma, **(overrides or {})})
+    more = {"algorithm.deadline_s": 0.2} if algorithm == "hybrid" else {}  # some devices go digital, and some do not
+    return load_config("stationary", {**TINY, "algorithm.name": algorithm, **gamma, **more, **(overrides or {})})
 
 
 def make_quadratic(algorithm: str = "fedoag", overrides: Mapping[str, Any] | None = None) -> Config:

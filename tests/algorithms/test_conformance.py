@@ -16,7 +16,7 @@ from otafl.engine.updates import Updates
 from otafl.errors import InformationError
 from otafl.radio.knowledge import QUANTITIES
 from otafl.simulation.build import Simulation
-from tests.conftest import make_config, simulate
+from tests.conftest import has_gamma, make_config, simulate
 
 ALGORITHMS = sorted(registry.BUILTIN["algorithms"])
 NO_RADIO = {name for name in ALGORITHMS if registry.lookup("algorithms", name).ideal_radio}
@@ -357,3 +357,21 @@ def test_every_module_is_registered_and_has_a_page() -> None:
         page = (docs / f"{name}.md").read_text(encoding="utf-8")
         for heading in ("Assumes", "Protocol", "Hyper-parameters", "Departures", "Known behaviour", "Results"):
             assert f"\n## {heading}" in page, f"docs/algorithms/{name}.md lacks {heading}"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_device_that_diverged_stops_its_own_seed_and_no_other(algorithm: str) -> None:
+    """A device of seed 0 learns NaN and is heard: that seed's model is no number; the other is what it would be."""
+    keys = {"algorithm.gamma": 1e-25} if has_gamma(algorithm) else {}
+    keys |= {"radio.tx_power_dbm": 60.0} if algorithm in ("digital", "hybrid") else {}
+    sim = simulate(make_config(algorithm, {"cell.devices": 6, **keys}))
+    features = sim.objective.train.features.clone()
+    features[0] = torch.nan
+    sim.objective.train = sim.objective.train._replace(features=features)
+    batches = sim.sampler.at(0).clamp(min=1)
+    whole = sim.take(sim.init(), sim.round_at(0, batches=batches))
+    batches[0, whole.info.active[0].nonzero()[0]] = 0
+    broken = sim.take(sim.init(), sim.round_at(0, batches=batches))
+    assert not broken.state.params[0].isfinite().all()
+    assert torch.equal(broken.state.params[1], whole.state.params[1])
+    assert broken.state.params[1].isfinite().all()

@@ -3,13 +3,13 @@
 M. M. Amiri, D. Gündüz, "Federated Learning over Wireless Fading Channels", 2020. Devices keep what they do not send
 (error feedback), send the k largest entries on q < d channel uses, and the server recovers their weighted mean:
 
-    v_i = Δ_i + e_i,   s_i = top_k(v_i),   e_i ← v_i − s_i,   w_i = P s_i,   P of q − 1 rows, the same for all
-    |h_i| ≥ θ:   x̂_i = (c_i/h_i) [w_i; G],   c_i = √(q E_s) θ/√(‖w_i‖² + G²);   others keep all of v_i
+    v_i = Δ_i + e_i,   s_i = top_k(v_i),   w_i = P s_i, both shortened to ‖w_i‖ ≤ G,   P of q − 1 rows, the same for all
+    |h_i| ≥ θ:   x̂_i = (c_i/h_i) [w_i; G],   c_i = √(q E_s) θ/√(‖w_i‖² + G²),   e_i ← v_i − s_i;   others e_i ← v_i
     (Σ c_i w_i + z)/(Σ c_i G + z')·G = P ŝ + noise,   D̂ = AMP(P, ·),   x^{t+1} = x^t + η D̂
 
-The last symbol, a constant G, tells the server Σ c_i; where it is heard within 4 σ_z, nobody may have sent, and x^t is
-kept. P is a subsampled orthonormal transform after random signs. What is heard has up to |A| k entries, and can be
-reconstructed if they are few: about q/5 for AMP.
+The last symbol, a constant G, tells the server Σ c_i; where it is heard within 4 σ_z, nobody may have sent: x^t is
+kept, by which devices see that they were not heard, and all keep v_i. P is a subsampled orthonormal transform after
+random signs. What is heard has up to |A| k entries, and can be reconstructed if they are few: about q/5 for AMP.
 
 Knows: its own h at each device.
 Does not know: norms, channel statistics, h at the server.
@@ -60,7 +60,7 @@ class CADSGD:
     sparsity: Annotated[float, Gt(0), Le(1)] = 0.01
     """Entries k that a device sends, over d; reconstruction needs about five uses for each entry that anybody sends."""
     pilot: Annotated[float, Gt(0)] = 10.0
-    """G: the last symbol, about the norm of what a device sends."""
+    """G: the last symbol, and the largest norm of what a device sends in a round; the rest waits."""
     steps: Annotated[int, Ge(1)] = 20
     """Steps of the reconstruction."""
     threshold: Annotated[float, Ge(0)] = 1.4
@@ -88,16 +88,19 @@ class CADSGD:
             return torch.zeros_like(total).scatter(1, places, total.gather(1, places))
 
         sparse = updates.encode(largest, size, who, unsent).values  # 0 for who does not transmit
-        total = unsent + updates.dense()
-        signal = torch.nn.functional.pad(projection.apply(sparse), (0, 1), value=self.pilot)
+        total, projected = unsent + updates.dense(), projection.apply(sparse)
+        shorter = self.pilot / torch.linalg.vector_norm(projected, dim=-1, keepdim=True).clamp(min=self.pilot)
+        sparse, projected = sparse * shorter, projected * shorter
+        signal = torch.nn.functional.pad(projected, (0, 1), value=self.pilot)
         norms = torch.linalg.vector_norm(signal, dim=-1, dtype=torch.float64)
         theta = self.gamma / math.sqrt(size * problem.symbol_energy_j)
         amplitude = math.sqrt(uses * problem.symbol_energy_j) * theta / norms
         scale = torch.where(who, amplitude / torch.where(who, round.device.h, 1.0), 0.0)
         heard = round.uplink(Vectors(signal), scale, who)
         weight = heard[:, -1:] / self.pilot  # Σ c_i, with noise
-        known = weight * self.pilot > DETECTED * problem.noise_var_j**0.5
+        known = ~(weight * self.pilot <= DETECTED * problem.noise_var_j**0.5)  # also if it is NaN: the seed diverges
         mixed = torch.where(known, heard[:, :-1] / torch.where(known, weight, 1.0), 0.0)
         mean = reconstruct(projection, mixed, self.steps, self.threshold)
-        left = Vectors(total - torch.where(who[..., None], sparse, 0.0))
-        return State(state.params + round.lr * mean, left), Info(active=who)
+        left = Vectors(total - torch.where((who & known)[..., None], sparse, 0.0))
+        info = Info(active=who, extra={"heard": known[:, 0].double()})
+        return State(state.params + round.lr * mean, left), info

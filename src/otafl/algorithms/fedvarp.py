@@ -12,7 +12,7 @@ MIFA puts Δ_i in y_i's place and weighs the change by 1/m; FedVARP weighs it by
 Knows: its own h at each device, for who is active.
 Does not know: radio.
 Communicates: one error-free upload per active device and round.
-Departures: none; y_i = 0 until a device is first active, as in the paper.
+Departures: see docs/algorithms/fedvarp.md; y_i = 0 until a device is first active, as in the paper.
 """
 
 from dataclasses import dataclass

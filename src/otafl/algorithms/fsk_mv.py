@@ -31,7 +31,8 @@ from otafl.radio.knowledge import Knowledge
 
 def tones(update: Tensor, tone: Tensor) -> Tensor:
     """√2 e^{jθ} on the tone of a coordinate's sign, 0 on the other; [n, P] to [n, 2 P]."""
-    return torch.stack([tone.where(update >= 0, 0.0), tone.where(update < 0, 0.0)], -1).flatten(1)
+    tone = tone.where(~update.isnan(), torch.nan)
+    return torch.stack([tone.where(~(update < 0), 0.0), tone.where(update < 0, 0.0)], -1).flatten(1)
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,15 @@ Departures: see docs/algorithms/gbma.md.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from otafl.algorithms.parts.memoryless import State
 from otafl.algorithms.parts.uplink import NormLimit
 from otafl.core.contract import Info, Problem
 from otafl.core.round import Round
+from otafl.errors import ConfigError
 from otafl.radio.knowledge import Knowledge
 
 
@@ -37,6 +39,11 @@ class GBMA:
 
     norm_limit: NormLimit = 10.0
     """Norm bound G, at which updates are clipped."""
+
+    def check_world(self, sections: Mapping[str, Any]) -> None:
+        """One antenna: with several, what arrives of a device is no Rayleigh variable."""
+        if sections["radio"].antennas > 1:
+            raise ConfigError('algorithm.name = "gbma": is for one antenna, radio.antennas = 1; with more take "opc"')
 
     def init(self, problem: Problem) -> State:
         """Start from x^0."""

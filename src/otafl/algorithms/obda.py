@@ -42,8 +42,8 @@ class State:
 
 
 def sign(values: Tensor) -> Tensor:
-    """+1 or −1, and +1 for 0."""
-    return torch.where(values < 0, -1.0, 1.0).to(values.dtype)
+    """+1 or −1, and +1 for 0; NaN stays, so that a seed that diverges is seen."""
+    return torch.where(values.isnan(), values, torch.where(values < 0, -1.0, 1.0).to(values.dtype))
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ def split(strength: Tensor, largest: Tensor, rate: Tensor, who: Tensor, cell: Ce
         for some in torch.split(counts, TOGETHER)
     ]
     bits, error = torch.cat([part[0] for part in found], 1), torch.cat([part[1] for part in found], 1)
+    error = error.nan_to_num(nan=torch.inf)  # of a seed that diverges: it stops alone
     least = error.amin(-1, keepdim=True)
     first = torch.where(error == least, counts, len(counts)).amin(-1)
     return bits.gather(1, first[:, None, None].expand(-1, 1, bits.shape[-1]))[:, 0], least[:, 0]
