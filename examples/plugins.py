@@ -33,7 +33,6 @@ class ServerStep:
     """Average of the active devices, with a step size of the server's own."""
 
     knowledge: ClassVar[otafl.Knowledge] = otafl.Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: float = 1e-9
     server_step: float = 0.5

@@ -22,7 +22,7 @@ import otafl
 from otafl import cli, registry
 from otafl.runs import directory as rundir
 from otafl.runs.directory import RunDirectory
-from otafl.world.data import _image_dataset
+from otafl.world.data import _pictures
 from tests.conftest import TINY, TINY_GAMMA
 from tests.runs.test_directory import unseal
 
@@ -35,7 +35,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
-    _image_dataset.cache_clear()  # a new command remembers no images
+    _pictures.cache_clear()  # a new command remembers no images
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["otafl", *arguments])
@@ -147,9 +147,9 @@ def broken_mnist(tmp_path: Path, mnist: Path, monkeypatch: pytest.MonkeyPatch) -
     for path in mnist.glob("*ubyte*"):
         (folder / path.name).symlink_to(path)
     monkeypatch.setenv("OTAFL_DATA", str(tmp_path / "data"))
-    _image_dataset.cache_clear()
+    _pictures.cache_clear()
     yield folder
-    _image_dataset.cache_clear()
+    _pictures.cache_clear()
 
 
 def replace_labels(folder: Path, content: bytes) -> Path:

@@ -2,8 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from otafl.random import Streams
 from otafl.units import db_to_linear, dbm_to_watt, linear_to_db

@@ -11,72 +11,70 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from otafl._version import __version__
+from otafl._version import __version__ as __version__
 from otafl.registry import register
 
 if TYPE_CHECKING:
-    from otafl.algorithms.parts.memoryless import State
-    from otafl.algorithms.parts.truncated import above_threshold, full_amplitude, heard_mean
-    from otafl.config.schema import Config, load_config
-    from otafl.conformance import Finding, check
-    from otafl.core.contract import Algorithm, Info, Problem
-    from otafl.core.round import Round
-    from otafl.engine.devices import Devices
-    from otafl.engine.models import TaskShape
-    from otafl.engine.updates import Updates
-    from otafl.errors import OtaflError
-    from otafl.radio.csi import Reports, View
-    from otafl.radio.knowledge import Knowledge
-    from otafl.radio.vectors import Vectors
-    from otafl.random import Streams
-    from otafl.report.compare import compare
-    from otafl.report.plot import plot
-    from otafl.report.runs import read_runs
-    from otafl.report.statistics import compared, estimate, final_accuracy, last_accuracy, paired_difference
-    from otafl.runs.result import Result, read_run
-    from otafl.simulation.build import Simulation
-    from otafl.simulation.run import run
-    from otafl.world.channel import trajectory
-    from otafl.world.data import Dataset, Split
+    from otafl.algorithms.parts.memoryless import State as State
+    from otafl.algorithms.parts.truncated import (
+        above_threshold as above_threshold,
+        full_amplitude as full_amplitude,
+        heard_mean as heard_mean,
+    )
+    from otafl.config.schema import Config as Config, load_config as load_config
+    from otafl.conformance import Finding as Finding, check as check
+    from otafl.core.contract import Algorithm as Algorithm, Info as Info, Problem as Problem
+    from otafl.core.round import Round as Round
+    from otafl.engine.devices import Devices as Devices
+    from otafl.engine.models import TaskShape as TaskShape
+    from otafl.engine.updates import Updates as Updates
+    from otafl.errors import OtaflError as OtaflError
+    from otafl.radio.csi import Reports as Reports, View as View
+    from otafl.radio.knowledge import Knowledge as Knowledge
+    from otafl.radio.vectors import Vectors as Vectors
+    from otafl.random import Streams as Streams
+    from otafl.report.compare import compare as compare
+    from otafl.report.plot import plot as plot
+    from otafl.report.runs import read_runs as read_runs
+    from otafl.report.statistics import (
+        compared as compared,
+        estimate as estimate,
+        final_accuracy as final_accuracy,
+        last_accuracy as last_accuracy,
+        paired_difference as paired_difference,
+    )
+    from otafl.runs.result import Result as Result, read_run as read_run
+    from otafl.simulation.build import Simulation as Simulation
+    from otafl.simulation.run import run as run
+    from otafl.world.channel import trajectory as trajectory
+    from otafl.world.data import Dataset as Dataset, Split as Split
 
-_HOMES = {
-    "Algorithm": "otafl.core.contract",
-    "Reports": "otafl.radio.csi",
-    "Simulation": "otafl.simulation.build",
-    "State": "otafl.algorithms.parts.memoryless",
-    "Updates": "otafl.engine.updates",
-    "compared": "otafl.report.statistics",
-    "compare": "otafl.report.compare",
-    "plot": "otafl.report.plot",
-    "read_runs": "otafl.report.runs",
-    "estimate": "otafl.report.statistics",
-    "final_accuracy": "otafl.report.statistics",
-    "last_accuracy": "otafl.report.statistics",
-    "paired_difference": "otafl.report.statistics",
-    "read_run": "otafl.runs.result",
-    "trajectory": "otafl.world.channel",
-    "Info": "otafl.core.contract",
-    "Problem": "otafl.core.contract",
-    "Round": "otafl.core.round",
-    "Config": "otafl.config.schema",
-    "load_config": "otafl.config.schema",
-    "Finding": "otafl.conformance",
-    "check": "otafl.conformance",
-    "TaskShape": "otafl.engine.models",
-    "OtaflError": "otafl.errors",
-    "Knowledge": "otafl.radio.knowledge",
-    "Devices": "otafl.engine.devices",
-    "Vectors": "otafl.radio.vectors",
-    "above_threshold": "otafl.algorithms.parts.truncated",
-    "full_amplitude": "otafl.algorithms.parts.truncated",
-    "heard_mean": "otafl.algorithms.parts.truncated",
-    "View": "otafl.radio.csi",
-    "Streams": "otafl.random",
-    "Result": "otafl.runs.result",
-    "run": "otafl.simulation.run",
-    "Dataset": "otafl.world.data",
-    "Split": "otafl.world.data",
+_NAMES = {
+    "otafl.algorithms.parts.memoryless": "State",
+    "otafl.algorithms.parts.truncated": "above_threshold full_amplitude heard_mean",
+    "otafl.config.schema": "Config load_config",
+    "otafl.conformance": "Finding check",
+    "otafl.core.contract": "Algorithm Info Problem",
+    "otafl.core.round": "Round",
+    "otafl.engine.devices": "Devices",
+    "otafl.engine.models": "TaskShape",
+    "otafl.engine.updates": "Updates",
+    "otafl.errors": "OtaflError",
+    "otafl.radio.csi": "Reports View",
+    "otafl.radio.knowledge": "Knowledge",
+    "otafl.radio.vectors": "Vectors",
+    "otafl.random": "Streams",
+    "otafl.report.compare": "compare",
+    "otafl.report.plot": "plot",
+    "otafl.report.runs": "read_runs",
+    "otafl.report.statistics": "compared estimate final_accuracy last_accuracy paired_difference",
+    "otafl.runs.result": "Result read_run",
+    "otafl.simulation.build": "Simulation",
+    "otafl.simulation.run": "run",
+    "otafl.world.channel": "trajectory",
+    "otafl.world.data": "Dataset Split",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 Class = TypeVar("Class", bound=type)
 
 
@@ -191,48 +189,4 @@ def register_pathloss(name: str) -> Callable[[Class], Class]:
     return register("pathloss", name)
 
 
-__all__ = [
-    "Algorithm",
-    "Config",
-    "Dataset",
-    "Devices",
-    "Finding",
-    "Info",
-    "Knowledge",
-    "OtaflError",
-    "Problem",
-    "Reports",
-    "Result",
-    "Round",
-    "Simulation",
-    "Split",
-    "State",
-    "Streams",
-    "TaskShape",
-    "Updates",
-    "Vectors",
-    "View",
-    "__version__",
-    "above_threshold",
-    "check",
-    "compare",
-    "compared",
-    "estimate",
-    "final_accuracy",
-    "full_amplitude",
-    "heard_mean",
-    "last_accuracy",
-    "load_config",
-    "paired_difference",
-    "plot",
-    "read_run",
-    "read_runs",
-    "register_algorithm",
-    "register_dataset",
-    "register_fading",
-    "register_mobility",
-    "register_model",
-    "register_pathloss",
-    "run",
-    "trajectory",
-]
+__all__ = sorted([*_HOMES, "__version__", *(name for name in vars() if name.startswith("register_"))])

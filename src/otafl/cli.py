@@ -219,8 +219,7 @@ def run(
     if config == "quick" and resolved.data.name == "digits" and "data.name" not in chosen:
         say("MNIST is not here, so this takes the small digits of the package; 'otafl data get mnist' gets it")
 
-    from otafl.simulation.run import Interrupted, choose_device, default_directory, fresh_directory
-    from otafl.simulation.run import run as run_config
+    from otafl.simulation.run import Interrupted, choose_device, default_directory, fresh_directory, run as run_config
 
     choose_device(device)
     folder = Path(out) if out is not None else default_directory(resolved)
@@ -477,8 +476,7 @@ def check(
     plugin: Plugins = None,
 ) -> int:
     """Check that a method, built in or your own, keeps the rules that hold for every method."""
-    from otafl.conformance import check as examine
-    from otafl.conformance import knowledge_line
+    from otafl.conformance import check as examine, knowledge_line
 
     chosen = _parsed(overrides)
     print(f"{method} {knowledge_line(method, chosen)}")

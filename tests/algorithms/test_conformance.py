@@ -19,7 +19,7 @@ from otafl.simulation.build import Simulation
 from tests.conftest import has_gamma, make_config, simulate
 
 ALGORITHMS = sorted(registry.BUILTIN["algorithms"])
-NO_RADIO = {name for name in ALGORITHMS if registry.lookup("algorithms", name).ideal_radio}
+NO_RADIO = {name for name in ALGORITHMS if getattr(registry.lookup("algorithms", name), "ideal_radio", False)}
 CLIPS = ("algorithm.norms", "clip")
 # What does not apply to whom, a method or a form of it, and why; everything else applies to everyone.
 SIGNS = {name: "signs have no length: its own tests" for name in ("obda", "fsk-mv")}

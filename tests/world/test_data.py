@@ -72,7 +72,7 @@ def test_files_are_found_compressed_or_not(tmp_path: Path, monkeypatch: pytest.M
     for name, content in contents.items():
         put(tmp_path / small.name, name, content, compressed)
     monkeypatch.setenv("OTAFL_DATA", str(tmp_path))
-    assert small.read()["train-labels-idx1-ubyte"].tolist() == [0, 1, 2]
+    assert small.read()["train-labels"].tolist() == [0, 1, 2]
 
 
 def tiny_files(mirrors: tuple[str, ...] = ()) -> tuple[ImageFiles, dict[str, bytes]]:

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import gamma as gamma_function
-from scipy.special import gammainc
+from scipy.special import gamma as gamma_function, gammainc
 
 from otafl.radio.link import LinkBudget, inversion_threshold
 from otafl.random import Streams
@@ -68,7 +67,7 @@ def test_waypoint_step_never_passes_the_waypoint_and_goes_straight() -> None:
     model = BoundedWaypoint(speed_mps=(1.0, 1.0), territory_m=50)
     start_m = np.zeros((1, 2))
     track = model.positions(start_m, 1500, 60, Streams(5))[:, 0]
-    waypoints = [model._draw_leg(start_m, 1500, k, Streams(5))[0][0] for k in range(60)]
+    waypoints = [model._draw_leg(start_m, 1500, Streams(5), k)[0][0] for k in range(60)]
     here, leg = start_m[0], 0
     for t in range(59):
         ahead = waypoints[leg] - here
@@ -82,7 +81,7 @@ def test_waypoint_step_never_passes_the_waypoint_and_goes_straight() -> None:
 def test_waypoints_are_uniform_in_the_territory() -> None:
     model = BoundedWaypoint(territory_m=50)
     start_m = np.zeros((20_000, 2))
-    waypoint_m, speed_mps = model._draw_leg(start_m, 1500, 0, Streams(0))
+    waypoint_m, speed_mps = model._draw_leg(start_m, 1500, Streams(0), 0)
     area = (np.hypot(*waypoint_m.T) / 50) ** 2
     assert abs(area.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 20_000)
     assert abs(speed_mps.mean() - 1.25) < 5 * 2.5 * math.sqrt(1 / 12 / 20_000)

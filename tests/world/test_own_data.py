@@ -195,7 +195,7 @@ def test_cifar_files_are_read_from_the_archive_and_unpacked(home: Path, files: c
 def test_cifar_images_are_standardised_by_colour(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small, rows = packed(home, 4, 10, cifar.CIFAR10_FILES)
     monkeypatch.setattr(cifar.CIFAR10, "files", small)
-    monkeypatch.setattr(cifar, "CIFAR_TRAIN", 20)
+    monkeypatch.setattr(cifar.CIFAR10, "kept", (20, 4))
     found = cifar.CIFAR10(train_images=15).load(3)
     first = rows["data_batch_1.bin"][0, 1:].reshape(3, 32, 32)
     assert found.train.features[0].reshape(3, 32, 32)[1, 2, 3] == pytest.approx(

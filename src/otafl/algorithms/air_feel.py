@@ -39,7 +39,6 @@ class AirFEEL:
     knowledge: ClassVar[Knowledge] = Knowledge(
         device=frozenset({"h"}), server=frozenset({"mean_gain"}), fading="block, known law"
     )
-    ideal_radio: ClassVar[bool] = False
 
     regime: Literal["unbiased", "biased"] = "unbiased"
     """All expected weights 1/m ("unbiased"), or the least mean squared error ("biased")."""

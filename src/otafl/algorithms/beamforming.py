@@ -75,7 +75,6 @@ class Beamforming:
     """Vanilla with antennas that are pointed so that the weakest device is heard best."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(server=frozenset({"h_each"}))
-    ideal_radio: ClassVar[bool] = False
 
     steps: Annotated[int, Ge(1)] = 30
     """Steps of the ascent for each of six sharpnesses of the soft minimum."""

@@ -32,7 +32,6 @@ class Blind:
     """No channel knowledge at devices; the server combines its antennas with the sum of all channels."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(server=frozenset({"sum_h"}), fading="zero mean")
-    ideal_radio: ClassVar[bool] = False
 
     norms: Norms = "normalise"
     """How vectors get norm at most 1: by the handshake, or clipped at `norm_limit`."""

@@ -51,7 +51,6 @@ class CADSGD:
     """The largest entries of updates on a quarter of the channel uses, with error feedback and reconstruction."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Gamma = 1e-9
     """γ: devices with |h_i| ≥ θ = γ/√(d E_s) transmit, as in FedOAG."""

@@ -35,7 +35,6 @@ class CHARLES:
     """Weak channels take more local steps, so that the update per step is shorter and can be inverted."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Gamma = 1e-9
     """γ, the pre-scalar: what arrives of a vector of norm G."""

@@ -30,7 +30,6 @@ class COTAF:
     """Truncated inversion, scaled by the largest update of all devices: noise falls as training converges."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Gamma = 1e-9
     """γ = h_min √(d E_s): devices with |h_i| ≥ h_min transmit; the same knob as FedOAG's."""

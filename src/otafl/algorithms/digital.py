@@ -58,7 +58,6 @@ class Digital:
     """Quantised updates, one device after another at the capacity of its channel, until a deadline."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(server=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     bits: Annotated[int, Ge(1), Le(24)] = 8
     """r: bits for a coordinate."""

@@ -37,7 +37,6 @@ class FedOAG:
     """Truncated inversion, norm handshake and postponed broadcast: gossip through the server."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Threshold = 1e-9
     """γ: devices with |h_i| ≥ γ/√(d E_s) are active; paper: 1e-9 for its 814,090 parameters. Or "adaptive"."""

@@ -47,7 +47,6 @@ class FedOAGPlus:
     """FedOAG with less noise: scaled by the reports' median, what exceeds it is kept for later."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Threshold = 1e-9
     """γ, as FedOAG's: a device is active if |h_i| ≥ γ/√(d E_s). Or "adaptive"."""

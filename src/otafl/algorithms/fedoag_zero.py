@@ -50,7 +50,6 @@ class FedOAGZero:
     """No threshold: the server chooses the noise, devices send what they can and keep the rest."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     nu: Annotated[float, Gt(0), Le(1e12)] = 2.5
     """Noise level ν: the norm of the noise in a round's step over the largest progress."""

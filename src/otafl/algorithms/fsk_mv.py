@@ -40,7 +40,6 @@ class FSKMV:
     """A vote by two tones and energy detection: no channel knowledge anywhere, twice the channel uses."""
 
     knowledge: ClassVar[Knowledge] = Knowledge()
-    ideal_radio: ClassVar[bool] = False
 
     server_step: Annotated[float, Gt(0)] = 0.01
     """η_s: every coordinate of the model moves by η_t η_s in a round."""

@@ -35,7 +35,6 @@ class GBMA:
     knowledge: ClassVar[Knowledge] = Knowledge(
         device=frozenset({"phase"}), server=frozenset({"mean_gain"}), fading="Rayleigh"
     )
-    ideal_radio: ClassVar[bool] = False
 
     norm_limit: NormLimit = 10.0
     """Norm bound G, at which updates are clipped."""

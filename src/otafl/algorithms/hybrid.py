@@ -42,7 +42,6 @@ class Hybrid:
     """Devices that would limit the analog uplink send bits instead: the split of least error, in every round."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), server=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     deadline_s: Deadline = 8.0
     """Seconds that analog upload and digital slots of a round may take together; paper's rounds: 8 s."""

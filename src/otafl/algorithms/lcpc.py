@@ -39,7 +39,6 @@ class LCPC:
     knowledge: ClassVar[Knowledge] = Knowledge(
         device=frozenset({"h"}), server=frozenset({"mean_gain"}), fading="Rayleigh"
     )
-    ideal_radio: ClassVar[bool] = False
 
     form: Literal["clip", "truncate"] = "clip"
     """Inversion up to full power, or truncated inversion with a common threshold."""

@@ -51,7 +51,6 @@ class OBDA:
     """Signs by truncated inversion, and a majority vote: one bit a coordinate, no norms."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Gamma = 1e-9
     """γ: devices with |h_i| ≥ γ/√(d E_s) vote, as in FedOAG."""

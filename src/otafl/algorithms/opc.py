@@ -39,7 +39,6 @@ class OPC:
     """Least error of every round's mean: strong devices invert, weak ones send at full energy."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), server=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     renormalise: bool = False
     """Divide by Σ b_i instead of m, so that the weights sum to 1; with much noise the optimum shrinks the mean."""

@@ -31,7 +31,6 @@ class OTAFedAU:
     """FedAU's weights on FedOAG's uplink: unbiased without memory of models, noisier for devices long away."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Gamma = 1e-9
     """γ, the pre-scalar, as in FedOAG."""

@@ -33,7 +33,6 @@ class OTAFedAvg:
     """FedOAG's uplink without memory: the average over whoever is active, biased by unequal channels."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     gamma: Gamma = 1e-9
     """γ, the pre-scalar, as in FedOAG."""

@@ -38,7 +38,6 @@ class SCA:
     knowledge: ClassVar[Knowledge] = Knowledge(
         device=frozenset({"h"}), server=frozenset({"mean_gain"}), fading="Rayleigh"
     )
-    ideal_radio: ClassVar[bool] = False
 
     omega: Annotated[float, Gt(0)] = 1e-2
     """Weight ω = L η_eff of the variance in the bound; the weight of the bias is m κ²."""

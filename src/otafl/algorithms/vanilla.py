@@ -32,7 +32,6 @@ class Vanilla:
     """Everybody inverts its channel, limited by the weakest: unbiased and noisy."""
 
     knowledge: ClassVar[Knowledge] = Knowledge(device=frozenset({"h"}), server=frozenset({"h"}))
-    ideal_radio: ClassVar[bool] = False
 
     rule: Literal["weakest", "tight"] = "weakest"
     """Scale by the weakest channel and the largest norm, or by the worst ratio of the two ("tight": less noise)."""

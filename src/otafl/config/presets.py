@@ -23,13 +23,6 @@ class Preset(NamedTuple):
 WALK = {"name": "bounded-waypoint"}
 
 
-def _moving(name: str, fraction: float) -> Layer:
-    return {
-        "experiment": {"name": name},
-        "mobility": {"name": "bounded-waypoint", "moving_fraction": fraction},
-    }
-
-
 def _world(name: str, **sections: dict[str, Any]) -> Callable[[], Layer]:
     return lambda: {"experiment": {"name": name}, **sections}
 
@@ -48,9 +41,12 @@ def _quick() -> Layer:
 PRESETS = {
     "stationary": Preset("the paper's setting; devices do not move", dict),
     "nonstationary": Preset(
-        "the paper's setting; every device walks in its territory", lambda: _moving("nonstationary", 1.0)
+        "the paper's setting; every device walks in its territory",
+        _world("nonstationary", mobility={**WALK, "moving_fraction": 1.0}),
     ),
-    "mixed": Preset("the paper's setting; half of the devices walk", lambda: _moving("mixed", 0.5)),
+    "mixed": Preset(
+        "the paper's setting; half of the devices walk", _world("mixed", mobility={**WALK, "moving_fraction": 0.5})
+    ),
     "rician": Preset(
         "the paper's cell with line of sight to everybody: Rician fading, K = 5",
         _world("rician", fading={"name": "rician", "k_factor": 5.0}),

@@ -221,19 +221,7 @@ def digest_of(sections: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(sections, sort_keys=True).encode()).hexdigest()
 
 
-SECTIONS = (
-    "experiment",
-    "data",
-    "model",
-    "training",
-    "cell",
-    "mobility",
-    "pathloss",
-    "fading",
-    "radio",
-    "imperfect",
-    "algorithm",
-)
+SECTIONS = tuple(f.name for f in dataclasses.fields(Config) if f.name != "partition")
 PLAIN: dict[str, type] = {"experiment": Experiment, "training": Training, "cell": Cell}
 PLAIN |= {"radio": LinkBudget, "imperfect": Imperfections}
 MAY_BE_INFINITE = {("radio", "noise_dbm_hz")}

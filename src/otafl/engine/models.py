@@ -5,7 +5,7 @@ Does not know: training, devices.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -49,14 +49,18 @@ class ModelSpec(Protocol):
         ...
 
 
-def _initialise(layers: list[nn.Module], init: Init) -> nn.Module:
-    """The layers in sequence; "kaiming" gives each He's normal weights and zero biases."""
-    for layer in layers:
-        if init == "kaiming" and isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
-    return nn.Sequential(*layers)
+def _initialise(layers: Sequence[nn.Module], init: str) -> nn.Sequential:
+    """The layers in sequence; "kaiming" gives each He's normal weights and zero biases, "xavier" Glorot's uniform."""
+    module = nn.Sequential(*layers)
+    for layer in module.modules():
+        if init != "torch" and isinstance(layer, nn.Linear | nn.Conv2d):
+            if init == "kaiming":
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            else:
+                nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return module
 
 
 def _need_classes(name: str, shape: TaskShape) -> None:
@@ -156,13 +160,7 @@ class PflCNN:
         drops = [[nn.Dropout(p)] if p else [] for p in self.dropout]
         layers = [nn.Unflatten(-1, image), nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU()]
         layers += [nn.MaxPool2d(2), nn.Flatten(), *drops[0], nn.Linear(features, 128), nn.ReLU(), *drops[1]]
-        layers.append(nn.Linear(128, shape.num_classes))
-        for layer in layers:
-            if isinstance(layer, nn.Linear | nn.Conv2d):
-                nn.init.xavier_uniform_(layer.weight)
-                assert layer.bias is not None
-                nn.init.zeros_(layer.bias)
-        return nn.Sequential(*layers)
+        return _initialise([*layers, nn.Linear(128, shape.num_classes)], "xavier")
 
 
 class _Block(nn.Module):
@@ -219,10 +217,9 @@ class ResNet:
                 stride = 2 if number == 0 and outputs != widths[0] else 1
                 layers.append(_Block(inputs, outputs, stride, self.group))
                 inputs = outputs
-        for part in nn.Sequential(*layers).modules():
-            if isinstance(part, nn.Conv2d):
-                nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, shape.num_classes))
+        return nn.Sequential(
+            *_initialise(layers, "kaiming"), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, shape.num_classes)
+        )
 
 
 _given: dict[str, nn.Module] = {}  # by digest; the four given last

@@ -157,23 +157,28 @@ class Updates:
         """‖end − reference‖ of the devices `who`, float64 [S, M]; 0 for the others."""
         if kernels.can_mask(self._end):
             return kernels.masked_squares(self._end, self._pool, self._slot.contiguous(), who).sqrt_()
-        norms = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
-        rows = rows_of(who)
+        norms, rows = torch.zeros(who.numel(), dtype=torch.float64, device=who.device), self._rows_of(who)
         for start, stop, difference in self._differences(rows):
             norms[rows.index[start:stop]] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
-        return norms.view(who.shape)
+        return torch.where(who, norms.view(who.shape), 0.0)
 
     def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i (end_i − reference_i) over the devices `who`, [S, P]; weights [S, M]."""
         if kernels.can_mask(self._end):
             return kernels.masked_sum(self._end, self._pool, self._slot.contiguous(), weights, who)
-        rows = rows_of(who)
-        picked = weights.flatten()[rows.index]
+        rows = self._rows_of(who)
+        picked = torch.where(who, weights, 0.0).flatten()[rows.index]
         total = self._pool.new_zeros(self._pool.shape[0], self._pool.shape[2])
         for start, stop, difference in self._differences(rows):
-            for s, first, last in rows.per_seed(start, stop):
+            if not can_look(who):  # rows outside `who` must not count even if they hold NaN
+                difference.masked_fill_(~who.flatten()[rows.index[start:stop], None], 0.0)
+            for s, first, last in rows.per_seed(start, stop):  # not by atomic additions, whose order varies
                 total[s].addmv_(difference[first - start : last - start].t(), picked[first:last])
         return total
+
+    def _rows_of(self, who: Tensor) -> Rows:
+        """The rows of the devices `who`, and perhaps of others where the host does not read masks."""
+        return rows_of(who)
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
         """Yield (start, stop, end − reference) for chunks of some rows; `start` and `stop` are positions in `rows`."""
@@ -221,29 +226,9 @@ class RowUpdates(Updates):
         models.flatten(0, 1)[self._rows.index] = self._ends
         return models
 
-    def _masked_norms(self, who: Tensor) -> Tensor:
-        """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
-        if can_look(who):
-            return super()._masked_norms(who)
-        norms = torch.zeros(who.numel(), dtype=torch.float64, device=who.device)
-        for start, stop, difference in self._differences(self._rows):
-            index = self._rows.index[start:stop]
-            norms[index] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
-        return torch.where(who, norms.view(who.shape), 0.0)
-
-    def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
-        """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; weights [S, M]."""
-        if can_look(who):
-            return super()._masked_sum(weights, who)
-        total = torch.zeros_like(self._end)
-        for start, stop, difference in self._differences(self._rows):
-            index = self._rows.index[start:stop]
-            silent = ~who.flatten()[index]  # must not count even if they hold NaN
-            mine = weights.flatten()[index].masked_fill(silent, 0.0)
-            difference.masked_fill_(silent[:, None], 0.0)
-            for s, first, last in self._rows.per_seed(start, stop):  # not by atomic additions, whose order varies
-                total[s].addmv_(difference[first - start : last - start].t(), mine[first - start : last - start])
-        return total
+    def _rows_of(self, who: Tensor) -> Rows:
+        """The rows of the devices `who`; on a GPU those of all that trained."""
+        return rows_of(who) if can_look(who) else self._rows
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
         """Yield (start, stop, end − start) for chunks of some rows; `start` and `stop` are positions in `rows`."""

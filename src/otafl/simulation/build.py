@@ -27,7 +27,7 @@ from otafl.engine.fast.layerwise import layer_engine
 from otafl.engine.fast.preactivation import PreactivationEngine, suits
 from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
-from otafl.engine.rows import Known, Schedule
+from otafl.engine.rows import Schedule
 from otafl.engine.training import THREADS_FROM, ChunkEngine, Engine, ReferenceEngine, one_by_one
 from otafl.errors import ConfigError, OtaflError, PluginError
 from otafl.radio.air import Air, Channel, EnergyGuard, IdealAir
@@ -225,16 +225,16 @@ class Simulation:
             skip_unheard: if False, devices that will never be heard again are trained, too.
         """
         return self._round(
-            t,
-            self.config.training.lr_at(t),
             {quantity: rounds[t] for quantity, rounds in self._channel.items()},
-            Channel(self._coeff[t], None if self._each is None else self._each[t]),
-            lambda: self.sampler.at(t) if batches is None else batches,
-            air or self.air,
-            self._everyone.at(t if self.problem.cohort else 0),
-            None if self._active is None else self._active.at(t),
-            None if self._useful is None or not skip_unheard else self._useful.at(t),
-            {name: values[t] for name, values in self._plan.items()},
+            t=t,
+            lr=self.config.training.lr_at(t),
+            channel=Channel(self._coeff[t], None if self._each is None else self._each[t]),
+            batches=lambda: self.sampler.at(t) if batches is None else batches,
+            air=air or self.air,
+            everyone=self._everyone.at(t if self.problem.cohort else 0),
+            active=None if self._active is None else self._active.at(t),
+            useful=None if self._useful is None or not skip_unheard else self._useful.at(t),
+            plan={name: values[t] for name, values in self._plan.items()},
         )
 
     def recorded_round(self, t: Tensor, lr: Tensor, batches: Tensor, air: Air | IdealAir) -> Round:
@@ -245,46 +245,28 @@ class Simulation:
         plan = {name: values.index_select(0, t.view(1))[0] for name, values in self._plan.items()}
         each = None if self._each is None else self._each.index_select(0, t.view(1))[0]
         everyone = self._everyone.pick(t) if self.problem.cohort else self._everyone.at(0)
-        return self._round(t, lr, now, Channel(now["h"], each), lambda: batches, air, everyone, active, None, plan)
+        own = {"channel": Channel(now["h"], each), "batches": lambda: batches, "air": air, "everyone": everyone}
+        return self._round(now, t=t, lr=lr, active=active, useful=None, plan=plan, **own)
 
     @property
     def recordable(self) -> bool:
         """Whether to try to record rounds as a CUDA graph: only on a GPU, and not with an imperfect radio."""
         return self.device.type == "cuda" and (self.config.imperfect.none or isinstance(self.air, IdealAir))
 
-    def _round(
-        self,
-        t: int | Tensor,
-        lr: float | Tensor,
-        now: Mapping[Quantity, Tensor],
-        channel: Channel,
-        batches: Callable[[], Tensor],
-        air: Air | IdealAir,
-        everyone: Known,
-        active: Known | None,
-        useful: Known | None,
-        plan: Mapping[str, Tensor],
-    ) -> Round:
+    def _round(self, now: Mapping[Quantity, Tensor], **own: Any) -> Round:
+        """A Round with what the run gives to all of them, and what is its `own`."""
         return Round(
             owner=self.config.algorithm.name,
             problem=self.problem,
-            t=t,
-            lr=lr,
             seeds=self.seeds,
             device=self._view("device", now),
             server=self._view("server", now),
-            channel=channel,
             engine=self._engine,
             objective=self.objective,
-            batches=batches,
             local_steps=self.config.training.local_steps,
             rule=self.config.training.rule,
-            air=air,
-            everyone=everyone,
-            active=active,
-            useful=useful,
-            plan=plan,
             downlink=self._downlink,
+            **own,
         )
 
     def check(self) -> None:

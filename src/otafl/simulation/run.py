@@ -54,6 +54,9 @@ class Interrupted(OtaflError):
         self.round, self.exit_status = round_, 128 + number
 
 
+_alone = threading.RLock()  # building models and reading their layers change things that belong to the whole process
+
+
 def run(
     config: Config | str | Path,
     out: str | Path | None = None,
@@ -94,53 +97,36 @@ def run(
     Runs of several threads of one process wait for each other; use processes for several at a time (`otafl sweep`).
     """
     with _alone:
-        return _run(config, out, device, data, model, noise, observer, fresh)
-
-
-_alone = threading.RLock()  # building models and reading their layers change things that belong to the whole process
-
-
-def _run(
-    config: Config | str | Path,
-    out: str | Path | None,
-    device: str,
-    data: Any,
-    model: nn.Module | None,
-    noise: NoiseSource | None,
-    observer: Observer | None,
-    fresh: bool,
-) -> Result:
-    """Check the arguments of `run`, and carry it out."""
-    if not isinstance(config, Config | str | Path):
-        raise ConfigError(
-            f"run() takes a Config, a preset's name or the path of a TOML file, not a {type(config).__name__}"
-        )
-    if not isinstance(out, str | Path | None):
-        raise ConfigError(f"run(out=...) takes the path of a directory, not a {type(out).__name__}")
-    if not isinstance(config, Config):
-        config = load_config(config)
-    config, notes = with_objects(config, data, model)
-    compute = choose_device(device)
-    if out is None:
-        result = _fold(Simulation(config, compute, noise=noise), None, observer)
-        return dataclasses.replace(result, notes=(*notes, *result.notes))
-    if noise is not None:
-        raise ConfigError("run(out=...) cannot record a source of noise that is given as an object")
-    place, dataset = fresh_directory(Path(out)) if fresh else Path(out), None
-    if is_plugin(config.data.spec):  # its arrays are part of the run's identity
-        dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
-    with RunDirectory.open(place, config, sources(config, dataset)) as directory:
-        if directory.finished() is not None:
-            return _already_complete(place)
-        with _heard_log() as messages:
-            sim = Simulation(config, compute, dataset=dataset)
-        directory.create()  # only now, so that a failed start leaves nothing behind
-        if directory.finished() is not None:  # another process has finished it meanwhile
-            return _already_complete(place)
-        for message in (*notes, *messages):
-            directory.log(message)
-        result = _fold(sim, directory, observer)
-        return dataclasses.replace(result, notes=(*notes, *result.notes))
+        if not isinstance(config, Config | str | Path):
+            raise ConfigError(
+                f"run() takes a Config, a preset's name or the path of a TOML file, not a {type(config).__name__}"
+            )
+        if not isinstance(out, str | Path | None):
+            raise ConfigError(f"run(out=...) takes the path of a directory, not a {type(out).__name__}")
+        if not isinstance(config, Config):
+            config = load_config(config)
+        config, notes = with_objects(config, data, model)
+        compute = choose_device(device)
+        if out is None:
+            result = _fold(Simulation(config, compute, noise=noise), None, observer)
+            return dataclasses.replace(result, notes=(*notes, *result.notes))
+        if noise is not None:
+            raise ConfigError("run(out=...) cannot record a source of noise that is given as an object")
+        place, dataset = fresh_directory(Path(out)) if fresh else Path(out), None
+        if is_plugin(config.data.spec):  # its arrays are part of the run's identity
+            dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
+        with RunDirectory.open(place, config, sources(config, dataset)) as directory:
+            if directory.finished() is not None:
+                return _already_complete(place)
+            with _heard_log() as messages:
+                sim = Simulation(config, compute, dataset=dataset)
+            directory.create()  # only now, so that a failed start leaves nothing behind
+            if directory.finished() is not None:  # another process has finished it meanwhile
+                return _already_complete(place)
+            for message in (*notes, *messages):
+                directory.log(message)
+            result = _fold(sim, directory, observer)
+            return dataclasses.replace(result, notes=(*notes, *result.notes))
 
 
 def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Config, tuple[str, ...]]:

@@ -11,7 +11,6 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
@@ -20,9 +19,8 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from otafl.errors import DataError
-from otafl.world.data import Dataset, Sizes, Split, standardised
-from otafl.world.files import DOWNLOADS as DOWNLOADS
-from otafl.world.files import data_directory, downloaded
+from otafl.world.data import Pictures
+from otafl.world.files import DOWNLOADS as DOWNLOADS, data_directory, downloaded
 
 PIXELS = 3 * 32 * 32  # bytes of an image: red, green and blue, line by line
 DOWNLOAD_S = 1800.0
@@ -174,59 +172,29 @@ CIFAR100_FILES = CifarFiles(
 
 DOWNLOADS |= {files.name: files for files in (CIFAR10_FILES, CIFAR100_FILES)}
 
-CIFAR_TRAIN = 50_000  # images in the training files of CIFAR
-CIFAR_VALIDATION = 5_000  # the last of them, unless they are used for training
-
-
-@lru_cache(maxsize=2)
-def _cifar(files: CifarFiles, train_images: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Dataset:
-    arrays = files.read()
-    start = CIFAR_TRAIN - CIFAR_VALIDATION
-
-    def examples(split: str, first: int, last: int | None) -> Split:
-        pixels = arrays[f"{split}-images"][first:last].reshape(-1, 3, 32, 32)
-        return Split(standardised(pixels, mean, std), arrays[f"{split}-labels"][first:last].astype(np.int64))
-
-    return Dataset(
-        train=examples("train", 0, train_images),
-        validation=examples("train", start, None) if train_images <= start else None,
-        test=examples("test", 0, None),
-        num_classes=files.classes,
-        image_shape=(3, 32, 32),
-    )
-
 
 @dataclass(frozen=True)
-class CIFAR10:
+class CIFAR10(Pictures):
     """CIFAR-10: 32 × 32 colour pictures of ten kinds of things; the last 5,000 training images are for validation."""
 
-    train_images: Annotated[int, Ge(1), Le(CIFAR_TRAIN)] = 45_000
-    """Number of images for training, the first of the files; above 45,000 there is no validation set."""
-
     files = CIFAR10_FILES
+    shape = (3, 32, 32)
+    kept = (50_000, 5_000)
+    moments = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
-    def sizes(self, num_devices: int) -> Sizes:
-        """Sizes, known without loading."""
-        return Sizes(3072, 10, (3, 32, 32), self.train_images, 10_000)
-
-    def load(self, num_devices: int) -> Dataset:
-        """The data set, the same for every seed."""
-        return _cifar(self.files, self.train_images, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    train_images: Annotated[int, Ge(1), Le(50_000)] = 45_000
+    """Number of images for training, the first of the files; above 45,000 there is no validation set."""
 
 
 @dataclass(frozen=True)
-class CIFAR100:
+class CIFAR100(Pictures):
     """CIFAR-100: as CIFAR-10, with a hundred kinds of things."""
 
-    train_images: Annotated[int, Ge(1), Le(CIFAR_TRAIN)] = 45_000
-    """Number of images for training, the first of the files; above 45,000 there is no validation set."""
-
     files = CIFAR100_FILES
+    shape = (3, 32, 32)
+    classes = 100
+    kept = (50_000, 5_000)
+    moments = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
-    def sizes(self, num_devices: int) -> Sizes:
-        """Sizes, known without loading."""
-        return Sizes(3072, 100, (3, 32, 32), self.train_images, 10_000)
-
-    def load(self, num_devices: int) -> Dataset:
-        """The data set, the same for every seed."""
-        return _cifar(self.files, self.train_images, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    train_images: Annotated[int, Ge(1), Le(50_000)] = 45_000
+    """Number of images for training, the first of the files; above 45,000 there is no validation set."""

@@ -4,11 +4,12 @@ Knows: files, splits, standardisation.
 Does not know: devices' shares, models, channels.
 """
 
+from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from typing import Annotated, Literal, NamedTuple, Protocol, get_args
+from typing import Annotated, ClassVar, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from otafl.errors import ConfigError, PluginError
 from otafl.random import Streams
 from otafl.registry import guarded
-from otafl.world.files import FASHION_MNIST_FILES, MNIST_FILES, ImageFiles
+from otafl.world.files import FASHION_MNIST_FILES, MNIST_FILES, Download
 
 Loss = Literal["cross_entropy", "half_squared_norm"]
 
@@ -152,67 +153,67 @@ def standardised(pixels: NDArray[np.uint8], mean: Sequence[float], std: Sequence
     return values.reshape(len(values), -1)
 
 
-FILE_IMAGES = 60_000  # images in the training files of MNIST and Fashion-MNIST
-VALIDATION_IMAGES = 10_000  # the last of them, unless they are used for training
+class Pictures(ABC):
+    """A data set of standardised images in files, of which the last are for validation unless they are trained on."""
+
+    files: ClassVar[Download]
+    shape: ClassVar[tuple[int, int, int]]
+    classes: ClassVar[int] = 10
+    kept: ClassVar[tuple[int, int]] = (60_000, 10_000)
+    """Images in the training files, and how many of them are for validation."""
+    moments: ClassVar[tuple[Sequence[float], Sequence[float]]]
+    """Mean and standard deviation of the pixels of each colour."""
+
+    train_images: int
+
+    def sizes(self, num_devices: int) -> Sizes:
+        """Sizes, known without loading."""
+        return Sizes(int(np.prod(self.shape)), self.classes, self.shape, self.train_images, 10_000)
+
+    def load(self, num_devices: int) -> Dataset:
+        """The data set, the same for every seed."""
+        return _pictures(type(self), self.train_images)
 
 
-@lru_cache(maxsize=2)
-def _image_dataset(files: ImageFiles, train_images: int, mean: float, std: float) -> Dataset:
-    arrays = files.read()
+@lru_cache(maxsize=4)
+def _pictures(kind: type[Pictures], train_images: int) -> Dataset:
+    arrays, last = kind.files.read(), kind.kept[0] - kind.kept[1]
 
-    def examples(prefix: str, start: int, stop: int | None) -> Split:
-        images = arrays[f"{prefix}-images-idx3-ubyte"][start:stop]
-        labels = arrays[f"{prefix}-labels-idx1-ubyte"][start:stop]
-        pixels = images.reshape(len(images), -1).astype(np.float32)
-        pixels /= np.float32(255)
-        pixels -= np.float32(mean)
-        pixels /= np.float32(std)  # in place: one such array, not three at a time
-        return Split(pixels, labels.astype(np.int64))
+    def examples(split: str, first: int, stop: int | None) -> Split:
+        pixels = arrays[f"{split}-images"][first:stop].reshape(-1, *kind.shape)
+        return Split(standardised(pixels, *kind.moments), arrays[f"{split}-labels"][first:stop].astype(np.int64))
 
-    validation_start = FILE_IMAGES - VALIDATION_IMAGES
     return Dataset(
         train=examples("train", 0, train_images),
-        validation=examples("train", validation_start, None) if train_images <= validation_start else None,
-        test=examples("t10k", 0, None),
-        num_classes=10,
-        image_shape=(1, 28, 28),
+        validation=examples("train", last, None) if train_images <= last else None,
+        test=examples("test", 0, None),
+        num_classes=kind.classes,
+        image_shape=kind.shape,
     )
 
 
 @dataclass(frozen=True)
-class MNIST:
+class MNIST(Pictures):
     """MNIST: 28 × 28 handwritten digits, standardised; the last 10,000 training images are for validation."""
 
-    train_images: Annotated[int, Ge(1), Le(FILE_IMAGES)] = 50_000
-    """Number of images for training, the first of the file; above 50,000 there is no validation set; paper: 50,000."""
-
     files = MNIST_FILES
+    shape = (1, 28, 28)
+    moments = (0.1307,), (0.3081,)
 
-    def sizes(self, num_devices: int) -> Sizes:
-        """Sizes, known without loading."""
-        return Sizes(784, 10, (1, 28, 28), self.train_images, VALIDATION_IMAGES)
-
-    def load(self, num_devices: int) -> Dataset:
-        """The data set, the same for every seed."""
-        return _image_dataset(self.files, self.train_images, 0.1307, 0.3081)  # mean and std of the pixels
+    train_images: Annotated[int, Ge(1), Le(60_000)] = 50_000
+    """Number of images for training, the first of the file; above 50,000 there is no validation set; paper: 50,000."""
 
 
 @dataclass(frozen=True)
-class FashionMNIST:
+class FashionMNIST(Pictures):
     """Fashion-MNIST: 28 × 28 pictures of clothes, in MNIST's format and splits."""
 
-    train_images: Annotated[int, Ge(1), Le(FILE_IMAGES)] = 50_000
-    """Number of images for training, the first of the file; above 50,000 there is no validation set."""
-
     files = FASHION_MNIST_FILES
+    shape = (1, 28, 28)
+    moments = (0.2860,), (0.3530,)
 
-    def sizes(self, num_devices: int) -> Sizes:
-        """Sizes, known without loading."""
-        return Sizes(784, 10, (1, 28, 28), self.train_images, VALIDATION_IMAGES)
-
-    def load(self, num_devices: int) -> Dataset:
-        """The data set, the same for every seed."""
-        return _image_dataset(self.files, self.train_images, 0.2860, 0.3530)  # mean and std of the pixels
+    train_images: Annotated[int, Ge(1), Le(60_000)] = 50_000
+    """Number of images for training, the first of the file; above 50,000 there is no validation set."""
 
 
 @lru_cache(maxsize=1)

@@ -98,7 +98,10 @@ class ImageFiles:
                 f"data.name = {self.name!r}: files not found in {self.folders()[0]}; run "
                 f"'otafl data get {self.name}', or set OTAFL_DATA to the folder that holds {self.name}/"
             )
-        return {file: parse_idx(self._verified(file, path), path) for file, path in found.items()}
+        short = {
+            file: file.replace("t10k", "test").split("-idx")[0] for file in self.md5
+        }  # test-images, train-labels …
+        return {short[file]: parse_idx(self._verified(file, path), path) for file, path in found.items()}
 
     def _verified(self, file: str, path: Path) -> bytes:
         try:

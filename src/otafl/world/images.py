@@ -18,7 +18,7 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -133,7 +133,9 @@ def _decode(path: str, size: tuple[int, int] | None, channels: int) -> Decoded:
     place = found_at(path)
     try:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            images = [image for some in _batches(_files(place), 4096) for image in pool.map(pixels, some)]
+            files = _files(place)  # some at a time, so that an archive's content is never in memory as a whole
+            some = iter(lambda: list(itertools.islice(files, 4096)), [])
+            images = [image for part in some for image in pool.map(pixels, part)]
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(f"data.path = {path!r}: cannot be read ({why}); looked in {place}") from error
@@ -166,18 +168,6 @@ def _is_image(name: PurePosixPath) -> bool:
     """Whether a file counts: not those that systems and editors hide beside the user's own."""
     hidden = any(part.startswith(".") or part == "__MACOSX" for part in name.parts)
     return name.suffix.lower() in SUFFIXES and not hidden
-
-
-def _batches(files: Iterable[tuple[PurePosixPath, bytes]], size: int) -> Iterator[list[tuple[PurePosixPath, bytes]]]:
-    """Lists of at most `size` files, so that an archive's content is never in memory as a whole."""
-    some: list[tuple[PurePosixPath, bytes]] = []
-    for file in files:
-        some.append(file)
-        if len(some) == size:
-            yield some
-            some = []
-    if some:
-        yield some
 
 
 def _sorted_out(path: str, images: list[tuple[PurePosixPath, NDArray[np.uint8]]]) -> Decoded:

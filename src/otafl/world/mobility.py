@@ -6,6 +6,7 @@ Does not know: channels, who transmits.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Protocol
 
 import numpy as np
@@ -16,13 +17,15 @@ from otafl.errors import ConfigError
 from otafl.random import Streams
 from otafl.world.traces import Recording
 
+Array = NDArray[np.float64]
+Leg = tuple[Array, Array]
+"""Waypoints [M, 2] and speeds [M]."""
+
 
 class Mobility(Protocol):
     """A law of motion."""
 
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """Positions during every round, [T, M, 2]; round 0 is at `start_m` [M, 2] unless the law has its own places.
 
         The first rounds must not depend on `num_rounds`.
@@ -34,58 +37,9 @@ class Mobility(Protocol):
 class Static:
     """Devices stay where they were placed (the paper's stationary regime)."""
 
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """The same positions in every round, [T, M, 2]."""
         return np.broadcast_to(start_m, (num_rounds, *start_m.shape))
-
-
-@dataclass(frozen=True)
-class BoundedWaypoint:
-    """The paper's bounded random waypoint: legs to uniform points of each device's own territory.
-
-    A step never passes the waypoint; the next leg starts in the next round. A speed drawn near 0 leaves a
-    device nearly still for long: that is the paper's model with v_min = 0.
-    """
-
-    speed_mps: tuple[float, float] = (0.0, 2.5)
-    """[v_min, v_max], drawn uniformly per leg; paper: 0 to 2.5 m/s."""
-    territory_m: Annotated[float, Ge(0)] = 50.0
-    """r_local, radius of the territory around the first position; paper: 50 m."""
-    round_s: Annotated[float, Gt(0)] = 8.0
-    """τ, duration of a round; paper: 8 s."""
-    moving_fraction: Annotated[float, Ge(0), Le(1)] = 1.0
-    """Share of devices that move, drawn per seed; the paper's mixed regime: 0.5."""
-
-    def __post_init__(self) -> None:
-        _check_speeds(self.speed_mps)
-
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
-        """Positions during every round, [T, M, 2]."""
-        movers = streams.at("movers").permutation(len(start_m)) < round(self.moving_fraction * len(start_m))
-        return _walk(
-            start_m,
-            lambda leg: self._draw_leg(start_m, cell_radius_m, leg, streams),
-            self.round_s,
-            num_rounds,
-            movers,
-        )
-
-    def _draw_leg(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, leg: int, streams: Streams
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Waypoint [M, 2] and speed [M] of every device's leg with this number."""
-        uniform = streams.at("mobility", leg).random((3, len(start_m)))
-        radius_m = self.territory_m * np.sqrt(uniform[0])
-        angle = 2 * np.pi * uniform[1]
-        waypoint_m = start_m + np.stack([radius_m * np.cos(angle), radius_m * np.sin(angle)], axis=-1)
-        outside = np.hypot(waypoint_m[:, 0], waypoint_m[:, 1]) / cell_radius_m
-        waypoint_m /= np.maximum(outside, 1.0)[:, None]  # clipped to the cell's edge along the radius
-        low, high = self.speed_mps
-        return waypoint_m, low + (high - low) * uniform[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,20 +52,50 @@ class _Walking:
     """Duration of a round; paper: 8 s."""
 
     def __post_init__(self) -> None:
-        _check_speeds(self.speed_mps)
+        low, high = self.speed_mps
+        if not 0 <= low <= high < np.inf:
+            raise ConfigError(f"mobility.speed_mps = {list(self.speed_mps)}: give [min, max] with 0 <= min <= max")
 
-    def _speeds(self, uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _speeds(self, uniform: Array) -> Array:
         low, high = self.speed_mps
         return low + (high - low) * uniform
+
+
+@dataclass(frozen=True)
+class BoundedWaypoint(_Walking):
+    """The paper's bounded random waypoint: legs to uniform points of each device's own territory.
+
+    A step never passes the waypoint; the next leg starts in the next round. A speed drawn near 0 leaves a
+    device nearly still for long: that is the paper's model with v_min = 0.
+    """
+
+    speed_mps: tuple[float, float] = (0.0, 2.5)
+    """[v_min, v_max], drawn uniformly per leg; paper: 0 to 2.5 m/s."""
+    territory_m: Annotated[float, Ge(0)] = 50.0
+    """r_local, radius of the territory around the first position; paper: 50 m."""
+    moving_fraction: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Share of devices that move, drawn per seed; the paper's mixed regime: 0.5."""
+
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
+        """Positions during every round, [T, M, 2]."""
+        movers = streams.at("movers").permutation(len(start_m)) < round(self.moving_fraction * len(start_m))
+        legs = partial(self._draw_leg, start_m, cell_radius_m, streams)
+        return _walk(start_m, legs, self.round_s, num_rounds, movers)
+
+    def _draw_leg(self, start_m: Array, cell_radius_m: float, streams: Streams, number: int) -> Leg:
+        """Everybody's next waypoint [M, 2], and the speed to it [M]."""
+        uniform = streams.at("mobility", number).random((3, len(start_m)))
+        waypoint_m = start_m + _in_disc(uniform[:2], self.territory_m)
+        outside = np.hypot(waypoint_m[:, 0], waypoint_m[:, 1]) / cell_radius_m
+        waypoint_m /= np.maximum(outside, 1.0)[:, None]  # clipped to the cell's edge along the radius
+        return waypoint_m, self._speeds(uniform[2])
 
 
 @dataclass(frozen=True)
 class RandomWaypoint(_Walking):
     """Random waypoint over the whole cell: straight legs to uniform points; in the long run the middle is fuller."""
 
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """Positions during every round, [T, M, 2]."""
 
         def leg(number: int) -> Leg:
@@ -128,9 +112,7 @@ class RandomDirection(_Walking):
     turn_prob: Annotated[float, Ge(0), Le(1)] = 0.1
     """Probability of a new direction and speed in a round."""
 
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """Positions during every round, [T, M, 2]."""
         track = np.empty((num_rounds, *start_m.shape))
         here, velocity = start_m.copy(), np.zeros_like(start_m)
@@ -155,9 +137,7 @@ class GaussMarkov:
     round_s: Annotated[float, Gt(0)] = 8.0
     """Duration of a round; paper: 8 s."""
 
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """Positions during every round, [T, M, 2]."""
         track = np.empty((num_rounds, *start_m.shape))
         here, velocity = start_m.copy(), np.zeros_like(start_m)
@@ -171,7 +151,7 @@ class GaussMarkov:
 
 
 @dataclass(frozen=True)
-class Road:
+class Road(_Walking):
     """Vehicles on a straight road through the cell, each at its own speed; those that leave return at the other end."""
 
     speed_mps: tuple[float, float] = (8.0, 14.0)
@@ -180,15 +160,8 @@ class Road:
     """Distance of the road from the server."""
     lanes: Annotated[int, Ge(1), Le(10**6)] = 4
     """Number of lanes, 3.5 m apart, with alternating directions."""
-    round_s: Annotated[float, Gt(0)] = 8.0
-    """Duration of a round; paper: 8 s."""
 
-    def __post_init__(self) -> None:
-        _check_speeds(self.speed_mps)
-
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """Positions during every round, [T, M, 2]; first places are on the road, uniform along it."""
         farthest = self.offset_m + 3.5 * (self.lanes - 1)
         if farthest >= cell_radius_m:
@@ -197,9 +170,8 @@ class Road:
             )
         uniform = streams.at("mobility").random((3, len(start_m)))
         half = np.sqrt(cell_radius_m**2 - farthest**2)
-        low, high = self.speed_mps
         lane = np.minimum((uniform[1] * self.lanes).astype(np.int64), self.lanes - 1)
-        speed = (low + (high - low) * uniform[2]) * np.where(lane % 2 == 0, 1.0, -1.0)
+        speed = self._speeds(uniform[2]) * np.where(lane % 2 == 0, 1.0, -1.0)
         along = half * (2 * uniform[0] - 1) + np.arange(num_rounds)[:, None] * self.round_s * speed
         across = np.broadcast_to(self.offset_m + 3.5 * lane, along.shape)
         return np.stack([np.mod(along + half, 2 * half) - half, across], axis=-1)
@@ -216,9 +188,7 @@ class Hotspots(_Walking):
     leave_prob: Annotated[float, Ge(0), Le(1)] = 0.05
     """Probability that a leg goes to a newly drawn hot spot."""
 
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """Positions during every round, [T, M, 2]; first places are in the hot spots."""
         if self.hotspot_m >= cell_radius_m:
             raise ConfigError(f"mobility.hotspot_m = {self.hotspot_m:g}: must be below the cell's {cell_radius_m:g} m")
@@ -233,7 +203,7 @@ class Hotspots(_Walking):
         first = centres[homes[0]] + _in_disc(streams.at("first places").random((2, len(start_m))), self.hotspot_m)
         return _walk(first, leg, self.round_s, num_rounds)
 
-    def _drawn(self, uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+    def _drawn(self, uniform: Array) -> NDArray[np.int64]:
         return np.minimum((uniform * self.hotspots).astype(np.int64), self.hotspots - 1)
 
 
@@ -243,24 +213,18 @@ class Trace(Recording):
 
     section: ClassVar[str] = "mobility"
 
-    def positions(
-        self, start_m: NDArray[np.float64], cell_radius_m: float, num_rounds: int, streams: Streams
-    ) -> NDArray[np.float64]:
+    def positions(self, start_m: Array, cell_radius_m: float, num_rounds: int, streams: Streams) -> Array:
         """Positions during every round, [T, M, 2], as recorded."""
         return self.on_rounds(("x_m", "y_m"), len(start_m), num_rounds, streams)
 
 
-Leg = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""Waypoints [M, 2] and speeds [M]."""
-
-
 def _walk(
-    start_m: NDArray[np.float64],
+    start_m: Array,
     draw_leg: Callable[[int], Leg],
     round_s: float,
     num_rounds: int,
     movers: NDArray[np.bool_] | None = None,
-) -> NDArray[np.float64]:
+) -> Array:
     """Positions [T, M, 2] on straight legs; a step stops at the waypoint, and the next leg starts in the next round."""
     num_devices = len(start_m)
     if movers is None:
@@ -287,9 +251,7 @@ def _walk(
     return track
 
 
-def _reflected(
-    here: NDArray[np.float64], velocity: NDArray[np.float64], seconds: float, radius_m: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _reflected(here: Array, velocity: Array, seconds: float, radius_m: float) -> tuple[Array, Array]:
     """Positions and velocities after some seconds of straight motion in a disc whose edge reflects."""
     here, velocity = here.copy(), velocity.copy()
     left = np.full(len(here), seconds)
@@ -316,16 +278,10 @@ def _reflected(
     return here, velocity
 
 
-def _check_speeds(speed_mps: tuple[float, float]) -> None:
-    low, high = speed_mps
-    if not 0 <= low <= high < np.inf:
-        raise ConfigError(f"mobility.speed_mps = {list(speed_mps)}: give [min, max] with 0 <= min <= max")
-
-
-def _unit(angle: NDArray[np.float64]) -> NDArray[np.float64]:
+def _unit(angle: Array) -> Array:
     return np.stack([np.cos(angle), np.sin(angle)], axis=-1)
 
 
-def _in_disc(uniform: NDArray[np.float64], radius_m: float) -> NDArray[np.float64]:
+def _in_disc(uniform: Array, radius_m: float) -> Array:
     """Uniform points of a disc [M, 2] from uniform numbers [2, M]."""
     return np.asarray(radius_m * np.sqrt(uniform[0])[:, None] * _unit(2 * np.pi * uniform[1]))

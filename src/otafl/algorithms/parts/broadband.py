@@ -38,7 +38,6 @@ class Broadband(ABC):
     knowledge: ClassVar[Knowledge] = Knowledge(
         device=frozenset({"h"}), server=frozenset({"mean_gain", "distance_m"}), fading="Rayleigh"
     )
-    ideal_radio: ClassVar[bool] = False
 
     interior_radius_m: Annotated[float, Gt(0)] = 900.0
     """Radius R within which devices are scheduled; 0.6 of the paper's cell radius."""

@@ -25,23 +25,9 @@ def product(left, right, total, PRECISION: tl.constexpr):
 
 @triton.jit
 def store_pixels(
-    y,
-    at,
-    y_channel,
-    gate,
-    gate_at,
-    gate_channel,
-    channel,
-    total,
-    bias,
-    row,
-    inside,
-    OC: tl.constexpr,
-    BIAS: tl.constexpr,
-    RELU: tl.constexpr,
-    ADD: tl.constexpr,
-    GATE: tl.constexpr,
-):
+    y, at, y_channel, gate, gate_at, gate_channel, channel, total, bias, row, inside,
+    OC: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr,
+):  # fmt: skip
     """Store a tile of pixels, perhaps with bias, ReLU, added to what is there, or 0 where `gate` is not positive."""
     if BIAS:
         total += tl.load(bias + row * OC + channel, mask=channel < OC, other=0.0)[None, :]
@@ -59,39 +45,12 @@ def store_pixels(
 
 @triton.jit
 def grid_convolve(
-    x,
-    weight,
-    bias,
-    y,
-    gate,
-    images,
-    base,
-    y_image,
-    y_line,
-    y_pixel,
-    y_channel,
-    g_image,
-    g_line,
-    g_pixel,
+    x, weight, bias, y, gate, images, base, y_image, y_line, y_pixel, y_channel, g_image, g_line, g_pixel,
     g_channel,
-    GH: tl.constexpr,
-    GW: tl.constexpr,
-    C: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    OC: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SIGN: tl.constexpr,
-    BIAS: tl.constexpr,
-    RELU: tl.constexpr,
-    ADD: tl.constexpr,
-    GATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BP: tl.constexpr,
-    BO: tl.constexpr,
-    BK: tl.constexpr,
-):
+    GH: tl.constexpr, GW: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr, KH:
+    tl.constexpr, KW: tl.constexpr, SIGN: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr,
+    GATE: tl.constexpr, PRECISION: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """One tile of a convolution on a grid: BP pixels of one row times BO output channels.
 
     `x` describes [rows · images · GH · GW, C], `weight` [rows · OC, KH · KW · C]. Tap (a, b) of output pixel q is grid
@@ -119,24 +78,10 @@ def grid_convolve(
 
 @triton.jit
 def grid_slopes(
-    x,
-    slopes,
-    parts,
-    pixels,
-    base,
-    shift,
-    GW: tl.constexpr,
-    C: tl.constexpr,
-    OC: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PARTS: tl.constexpr,
-    RAGGED: tl.constexpr,
-    BP: tl.constexpr,
-    BO: tl.constexpr,
-    BC: tl.constexpr,
-):
+    x, slopes, parts, pixels, base, shift,
+    GW: tl.constexpr, C: tl.constexpr, OC: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, PRECISION:
+    tl.constexpr, PARTS: tl.constexpr, RAGGED: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Gradient of a line of taps of a weight over a share of a row's grid pixels, [BO, KW, BC]; KW is 1 or 3."""
     row, part = tl.program_id(2) // PARTS, tl.program_id(2) % PARTS
     line, block = tl.program_id(0) % KH, tl.program_id(0) // KH
@@ -169,44 +114,13 @@ def grid_slopes(
 
 @triton.jit
 def gather_convolve(
-    x,
-    weight,
-    bias,
-    y,
-    gate,
-    images,
-    x_image,
-    x_line,
-    x_pixel,
-    x_channel,
-    y_image,
-    y_line,
-    y_pixel,
-    y_channel,
-    g_image,
-    g_line,
-    g_pixel,
-    g_channel,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    OC: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAD: tl.constexpr,
-    TURNED: tl.constexpr,
-    BIAS: tl.constexpr,
-    RELU: tl.constexpr,
-    ADD: tl.constexpr,
-    GATE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BP: tl.constexpr,
-    BO: tl.constexpr,
-    BK: tl.constexpr,
-):
+    x, weight, bias, y, gate, images, x_image, x_line, x_pixel, x_channel, y_image, y_line, y_pixel, y_channel,
+    g_image, g_line, g_pixel, g_channel,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr, KH:
+    tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, TURNED: tl.constexpr, BIAS:
+    tl.constexpr, RELU: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr, PRECISION: tl.constexpr, BP:
+    tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """One tile of a convolution of any stride: BP pixels of one row times BO output channels.
 
     With TURNED, output pixel (i, j) meets x at ((i + PAD − a)/STRIDE, (j + PAD − b)/STRIDE): the gradient with respect
@@ -278,34 +192,11 @@ def gather_convolve(
 
 @triton.jit
 def gather_slopes(
-    x,
-    slopes,
-    parts,
-    images,
-    x_image,
-    x_line,
-    x_pixel,
-    x_channel,
-    s_image,
-    s_line,
-    s_pixel,
-    s_channel,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    OC: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PAD: tl.constexpr,
-    PRECISION: tl.constexpr,
-    PARTS: tl.constexpr,
-    BP: tl.constexpr,
-    BO: tl.constexpr,
-    BK: tl.constexpr,
-):
+    x, slopes, parts, images, x_image, x_line, x_pixel, x_channel, s_image, s_line, s_pixel, s_channel,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, OC: tl.constexpr, KH:
+    tl.constexpr, KW: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, PRECISION: tl.constexpr, PARTS:
+    tl.constexpr, BP: tl.constexpr, BO: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     """Gradient of a block of a weight, slopesᵀ · patches(x), over a share of a row's pixels, [BO, BK]."""
     row, part = (tl.program_id(2) // PARTS).to(tl.int64), tl.program_id(2) % PARTS
     flat = tl.program_id(0) * BK + tl.arange(0, BK)
@@ -333,20 +224,9 @@ def gather_slopes(
 
 @triton.jit
 def channel_sums(
-    x,
-    sums,
-    images,
-    x_image,
-    x_line,
-    x_pixel,
-    x_channel,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    PARTS: tl.constexpr,
-    BP: tl.constexpr,
-    BC: tl.constexpr,
-):
+    x, sums, images, x_image, x_line, x_pixel, x_channel,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Sums over a share of a row's pixels, for every channel."""
     row, part = (tl.program_id(0) // PARTS).to(tl.int64), tl.program_id(0) % PARTS
     channel = tl.arange(0, BC)
@@ -384,25 +264,10 @@ def drop(values, out, low, high, size, threshold, scale, SPAN: tl.constexpr):
 
 @triton.jit
 def pool_forward(
-    x,
-    y,
-    chosen,
-    x_image,
-    x_line,
-    x_pixel,
-    x_channel,
-    y_image,
-    y_line,
-    y_pixel,
-    y_channel,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    RELU: tl.constexpr,
-    BP: tl.constexpr,
-    BC: tl.constexpr,
-):
+    x, y, chosen, x_image, x_line, x_pixel, x_channel, y_image, y_line, y_pixel, y_channel,
+    OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC:
+    tl.constexpr,
+):  # fmt: skip
     """Maximum of K × K pixels, and which one it is; with RELU at least 0, and number K² where it is not positive."""
     image = tl.program_id(1).to(tl.int64)
     pixel, channel = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, BC)
@@ -425,24 +290,9 @@ def pool_forward(
 
 @triton.jit
 def pool_backward(
-    slopes,
-    chosen,
-    x,
-    s_image,
-    s_line,
-    s_pixel,
-    s_channel,
-    x_image,
-    x_line,
-    x_pixel,
-    x_channel,
-    OH: tl.constexpr,
-    OW: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    BP: tl.constexpr,
-    BC: tl.constexpr,
-):
+    slopes, chosen, x, s_image, s_line, s_pixel, s_channel, x_image, x_line, x_pixel, x_channel,
+    OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, K: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Hand the slope of every maximum to the pixel that it came from."""
     image = tl.program_id(1).to(tl.int64)
     pixel, channel = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, BC)
@@ -458,34 +308,11 @@ def pool_backward(
 
 @triton.jit
 def norm_forward(
-    x,
-    scale,
-    offset,
-    extra,
-    y,
-    moments,
-    images,
-    epsilon,
-    x_image,
-    x_line,
-    x_pixel,
-    x_channel,
-    e_image,
-    e_line,
-    e_pixel,
-    e_channel,
-    y_image,
-    y_line,
-    y_pixel,
-    y_channel,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    GROUPS: tl.constexpr,
-    ADD: tl.constexpr,
-    RELU: tl.constexpr,
+    x, scale, offset, extra, y, moments, images, epsilon, x_image, x_line, x_pixel, x_channel, e_image, e_line,
+    e_pixel, e_channel, y_image, y_line, y_pixel, y_channel,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, ADD: tl.constexpr, RELU: tl.constexpr,
     BP: tl.constexpr,
-):
+):  # fmt: skip
     """Group normalisation of one image: y = scale (x − mean)/√(variance + ε) + offset, plus `extra`, through ReLU.
 
     `moments` [images, 2, GROUPS] gets mean and 1/√(variance + ε). C is a power of two.
@@ -533,43 +360,12 @@ def norm_forward(
 
 @triton.jit
 def norm_backward(
-    x,
-    scale,
-    y,
-    slopes,
-    moments,
-    out,
-    extra,
-    sums,
-    images,
-    x_image,
-    x_line,
-    x_pixel,
-    x_channel,
-    y_image,
-    y_line,
-    y_pixel,
-    y_channel,
-    s_image,
-    s_line,
-    s_pixel,
-    s_channel,
-    o_image,
-    o_line,
-    o_pixel,
-    o_channel,
-    e_image,
-    e_line,
-    e_pixel,
-    e_channel,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RELU: tl.constexpr,
-    EXTRA: tl.constexpr,
-    BP: tl.constexpr,
-):
+    x, scale, y, slopes, moments, out, extra, sums, images, x_image, x_line, x_pixel, x_channel, y_image, y_line,
+    y_pixel, y_channel, s_image, s_line, s_pixel, s_channel, o_image, o_line, o_pixel, o_channel, e_image, e_line,
+    e_pixel, e_channel,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, RELU: tl.constexpr, EXTRA:
+    tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
     """Gradients of group normalisation of one image: `out` for its input, `sums` [images, 2, C] for offset and scale.
 
     With RELU slopes count only where the output y is positive. With EXTRA they are also handed to what was added: 1

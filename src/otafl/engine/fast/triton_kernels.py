@@ -10,31 +10,11 @@ import triton.language as tl
 
 @triton.jit
 def descend(
-    z,
-    gram,
-    bias,
-    targets,
-    rest,
-    slopes,
-    squares,
-    scores,
-    turns,
-    scale,
-    mask,
-    bias_stride,
-    rest_stride,
-    num_rows,
-    STEPS: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    KNOWN: tl.constexpr,
-    BATCH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    CLASSES: tl.constexpr,
-    MASKED: tl.constexpr,
-    SQUARES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    z, gram, bias, targets, rest, slopes, squares, scores, turns, scale, mask, bias_stride, rest_stride, num_rows,
+    STEPS: tl.constexpr, HIDDEN: tl.constexpr, KNOWN: tl.constexpr, BATCH: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, CLASSES: tl.constexpr, MASKED: tl.constexpr, SQUARES: tl.constexpr, PRECISION:
+    tl.constexpr,
+):  # fmt: skip
     """All steps of one row for one block of hidden units; in each step a row's blocks wait for each other's scores."""
     turn = tl.atomic_add(turns, 1)  # numbered as programs start, a row's together: none waits for one that cannot start
     row, block = (turn // BLOCKS).to(tl.int64), turn % BLOCKS
@@ -122,19 +102,9 @@ def descend(
 
 @triton.jit
 def gather(
-    features,
-    images,
-    inputs,
-    turned,
-    scales,
-    num_images,
-    size,
-    each,
-    IMAGES: tl.constexpr,
-    SPAN: tl.constexpr,
-    STRAIGHT: tl.constexpr,
-    SCALED: tl.constexpr,
-):
+    features, images, inputs, turned, scales, num_images, size, each,
+    IMAGES: tl.constexpr, SPAN: tl.constexpr, STRAIGHT: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
     """Copy one tile of a row's inputs: transposed (scaled if SCALED) and, if STRAIGHT, also unchanged."""
     row = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * IMAGES + tl.arange(0, IMAGES)
@@ -153,19 +123,9 @@ def gather(
 
 @triton.jit
 def squares(
-    end,
-    pool,
-    slot,
-    who,
-    parts,
-    size,
-    num_devices,
-    end_stride,
-    pool_seed_stride,
-    pool_stride,
-    BLOCKS: tl.constexpr,
-    SPAN: tl.constexpr,
-):
+    end, pool, slot, who, parts, size, num_devices, end_stride, pool_seed_stride, pool_stride,
+    BLOCKS: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
     """Part of one device's ‖end − pool[slot]‖²: the sum over every BLOCKS-th span."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -184,21 +144,10 @@ def squares(
 
 @triton.jit
 def weighted_sum(
-    end,
-    pool,
-    slot,
-    weights,
-    who,
-    total,
-    size,
-    num_devices,
-    end_seed_stride,
-    end_stride,
-    pool_seed_stride,
+    end, pool, slot, weights, who, total, size, num_devices, end_seed_stride, end_stride, pool_seed_stride,
     pool_stride,
-    SPAN: tl.constexpr,
-    RELATIVE: tl.constexpr,
-):
+    SPAN: tl.constexpr, RELATIVE: tl.constexpr,
+):  # fmt: skip
     """One span of one seed's weighted sum."""
     seed = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
@@ -218,15 +167,9 @@ def weighted_sum(
 
 @triton.jit
 def replace(
-    models,
-    fresh,
-    who,
-    size,
-    num_devices,
-    stride,
-    fresh_stride,
+    models, fresh, who, size, num_devices, stride, fresh_stride,
     SPAN: tl.constexpr,
-):
+):  # fmt: skip
     """One span of one device's new model."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(who + row) != 0:
@@ -237,20 +180,9 @@ def replace(
 
 @triton.jit
 def blend(
-    models,
-    fresh,
-    who,
-    kept,
-    pool,
-    slot,
-    size,
-    num_devices,
-    stride,
-    fresh_stride,
-    pool_seed_stride,
-    pool_stride,
+    models, fresh, who, kept, pool, slot, size, num_devices, stride, fresh_stride, pool_seed_stride, pool_stride,
     SPAN: tl.constexpr,
-):
+):  # fmt: skip
     """One span of one device's new model: the fresh one plus a share of what the device has not sent."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(who + row) != 0:
