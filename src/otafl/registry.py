@@ -28,10 +28,11 @@ from otafl.errors import ConfigError, OtaflError, PluginError
 Class = TypeVar("Class", bound=type)
 Result = TypeVar("Result")
 
-_TOLD: dict[str, dict[str, dict[str, str]]] = tomllib.loads(
+TOLD: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
 )
-BUILTIN = {kind: {name: told["class"] for name, told in names.items()} for kind, names in _TOLD.items()}
+"""What names.toml says of the library's own names, by kind."""
+BUILTIN = {kind: {name: told["class"] for name, told in names.items()} for kind, names in TOLD.items()}
 """Kind to the names of the library's own classes, and where each lives, as `module:class`."""
 _registered: dict[str, dict[str, type]] = {kind: {} for kind in BUILTIN}
 
@@ -152,7 +153,7 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
 def summary(kind: str, name: str) -> str:
     """First line of a class's docstring."""
     if name in BUILTIN[kind]:
-        return _TOLD[kind][name]["summary"]
+        return str(TOLD[kind][name]["summary"])
     try:
         return ((lookup(kind, name).__doc__ or "").strip().splitlines() or [""])[0]
     except PluginError as error:
@@ -163,7 +164,7 @@ def channel(name: str) -> tuple[str, str] | None:
     """What a method of the library's own knows of the channel, as marks, and its fading; None for a plug-in."""
     if name not in BUILTIN["algorithms"]:
         return None
-    marks, _, fading = _TOLD["algorithms"][name]["channel"].partition(" ")
+    marks, _, fading = TOLD["algorithms"][name]["channel"].partition(" ")
     return marks, fading
 
 

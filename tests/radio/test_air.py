@@ -168,7 +168,7 @@ def test_ideal_air_is_exact_and_free() -> None:
     signal = vectors()
     weights = torch.full((2, 5), 0.2, dtype=torch.float64)
     everyone = torch.ones((2, 5), dtype=torch.bool)
-    heard, entry = IdealAir().uplink(signal, weights, everyone, Channel(channel()), 0, 0)
+    heard, entry = IdealAir(addressed_noise).uplink(signal, weights, everyone, Channel(channel()), 0, 0)
     assert torch.allclose(heard, signal.dense().mean(1))
     assert (entry.energy_j == 0).all()
     assert entry.channel_uses == 0

@@ -156,11 +156,11 @@ def test_fading_within_an_upload_has_the_power_of_one_antenna_at_each() -> None:
 
 def test_an_error_free_uplink_has_no_antennas() -> None:
     signal, scale, who = Vectors(draw(S, M, 7)), draw(S, M, seed=4), some()
-    heard, entry = IdealAir().uplink(signal, scale, who, channel(), 0, 0, "complex")
+    heard, entry = IdealAir(addressed_noise).uplink(signal, scale, who, channel(), 0, 0, "complex")
     assert torch.allclose(heard, torch.where(who[..., None], scale[..., None] * signal.values, 0.0).sum(1))
     assert entry.channel_uses == 0
     with pytest.raises(Exception, match="has no antennas"):
-        IdealAir().uplink(signal, scale, who, channel(), 0, 0, "energy")
+        IdealAir(addressed_noise).uplink(signal, scale, who, channel(), 0, 0, "energy")
 
 
 def test_vectors_are_plain_numbers() -> None:

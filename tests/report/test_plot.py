@@ -87,7 +87,7 @@ def test_intervals_need_three_seeds_and_stay_between_0_and_100() -> None:
     from otafl.report.statistics import Estimate
 
     def row(value: Estimate) -> Row:
-        return Row("", "a", None, value, value, "", 0.0, "", None, None)  # type: ignore[arg-type]
+        return Row("", "a", None, value, value, "", 0.0, "", None)  # type: ignore[arg-type]
 
     assert row(Estimate(99.0, 3.0, 4.0, 5)).interval == "95.00 … 100.00"
     assert row(Estimate(1.0, 3.0, 4.0, 5)).interval == "0.00 … 5.00"

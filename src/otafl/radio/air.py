@@ -16,7 +16,7 @@ Knows: signals, transmit scales, channel coefficients, noise, energy, imperfect 
 Does not know: models, data, which method transmits.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -233,16 +233,11 @@ def _nothing(dense: Tensor, num_heard: int, reception: Reception) -> Tensor:
     return dense.new_zeros((num_heard, dense.shape[-1]), dtype=dtype)
 
 
-def _no_noise(seeds: Sequence[int], name: str, t: Any, size: int) -> Tensor:
-    """An ideal radio that stands alone has no random numbers."""
-    raise PluginError("this ideal radio was made without random numbers")
-
-
 @dataclass(frozen=True)
 class IdealAir:
     """The ideal radio: the sum arrives without error, and there is no channel, noise or energy limit."""
 
-    noise: NoiseSource = _no_noise
+    noise: NoiseSource
     """Not for the radio; for the method's own random numbers."""
 
     def deliver(

@@ -56,8 +56,6 @@ class Row:
     """Median of the rounds after which a seed had reached the level."""
     gap: Comparison | None
     """Paired difference to the baseline; None for the baseline itself, and where pairs make no sense."""
-    unpaired: str | None
-    """Why there is no difference, if there should be one."""
 
     @property
     def interval(self) -> str:
@@ -261,7 +259,6 @@ def compare(
                     float(mean_accuracy(run.result).mean()),
                     _reach(rounds_to_reach(run.result, level)),
                     gap,
-                    why.get(place),
                 )
             )
             said = verdict(run.label, bases[group].label, gap) if gap is not None else why.get(place)

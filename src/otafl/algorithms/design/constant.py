@@ -27,13 +27,8 @@ REFINEMENTS = 70  # golden-section steps after it
 GOLDEN = (np.sqrt(5) - 1) / 2
 
 
-def truncation_error(gamma: Array, reach: Array, noise: float) -> Array:
-    """Error J*(γ) = m − Q²/(Q + ν/γ²) at the best a, with Q = Σ exp(−γ²/S_i²); γ [...], reach [..., M]."""
-    return np.asarray(reach.shape[-1] + _gained(gamma, reach, noise))
-
-
 def _gained(gamma: Array, reach: Array, noise: float) -> Array:
-    """Difference J* − m."""
+    """J*(γ) − m, where J* = m − Q²/(Q + ν/γ²) is the error at the best a, with Q = Σ exp(−γ²/S_i²)."""
     heard = np.exp(-((gamma[..., None] / reach) ** 2)).sum(-1)
     return np.asarray(-(heard**2) / (heard + noise / gamma**2))
 

@@ -61,19 +61,6 @@ def bound(
     return np.asarray(bias_weight * bias + variance_weight * (transmission + noise / alpha**2))
 
 
-def slope(
-    gamma: Array, reach: Array, noise: float, bias_weight: float, variance_weight: float, spread: Array | float = 0.0
-) -> Array:
-    """Gradient ∂Ψ/∂ ln y_i, which is zero at the optimum; the optimum always lies inside 0 < y_i < ½."""
-    y = (gamma / reach) ** 2
-    p = weights(gamma, reach)
-    alpha = amplitudes(gamma, reach).sum(-1, keepdims=True)
-    by_weight = 2 * bias_weight * (p - 1 / reach.shape[-1]) + 2 * variance_weight * p * (np.expm1(y) + spread)
-    by_amplitude = p * (by_weight - (by_weight * p).sum(-1, keepdims=True))
-    by_amplitude -= 2 * variance_weight * noise / alpha**2 * p
-    return np.asarray((0.5 - y) * by_amplitude + variance_weight * p**2 * np.exp(y) * y)
-
-
 def min_noise(reach: Array) -> Array:
     """Every device at its largest mean amplitude, γ_i = S_i/√2: least noise, p_i ∝ √Λ_i."""
     return np.asarray(reach / np.sqrt(2))

@@ -88,7 +88,7 @@ def conditions(results: Iterable[Result]) -> str:
 
 def _fig1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
     """The cell after 100 rounds of walking."""
-    from otafl.report.figures import cell_map
+    from otafl.papers.fedoag.figures import cell_map
     from otafl.world.channel import active_prob, trajectory
 
     config = load_config("nonstationary", {"experiment.rounds": 100, "experiment.seeds": [0]})
@@ -122,7 +122,7 @@ def _curves(curves: Mapping[str, Result], path: Path, title: str, bottom: float 
 
 
 def _fig3(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
-    from otafl.report.figures import accuracy_over_gamma
+    from otafl.papers.fedoag.figures import accuracy_over_gamma
 
     results = [read(need) for need in needs]
     title = f"FedOAG on {results[0].config.data.name.upper()}, stationary\n{conditions(results)}"
@@ -133,8 +133,8 @@ def _fig3(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path
 
 def _fig4(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
     """How Dirichlet(0.1) shares out classes among 20 devices."""
+    from otafl.papers.fedoag.figures import class_bubbles
     from otafl.random import Streams
-    from otafl.report.figures import class_bubbles
     from otafl.world.data import load_dataset
 
     config = load_config("quick" if quick else "stationary", {"cell.devices": 20})
@@ -157,7 +157,7 @@ def _table1(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Pa
 
 
 def _ablation(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
-    from otafl.report.figures import accuracies
+    from otafl.papers.fedoag.figures import accuracies
 
     rows = {need.label: read(need) for need in needs}
     title = f"What each step adds: memory, tight scaling, held-back shares\n{conditions(rows.values())}"
@@ -165,7 +165,7 @@ def _ablation(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[
 
 
 def _methods(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
-    from otafl.report.figures import accuracies
+    from otafl.papers.fedoag.figures import accuracies
 
     rows = {need.label: read(need) for need in needs}
     rows = dict(sorted(rows.items(), key=lambda item: -np.nan_to_num(estimate(last_accuracy(item[1])).mean)))
@@ -174,7 +174,7 @@ def _methods(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[P
 
 
 def _norms(needs: list[Need], read: Read, folder: Path, quick: bool) -> list[Path]:
-    from otafl.report.figures import accuracies
+    from otafl.papers.fedoag.figures import accuracies
 
     found = {need.label: read(need) for need in needs}
     groups = {
