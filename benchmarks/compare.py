@@ -42,11 +42,13 @@ PEERS = {  # what a peer's environment needs, and its script
 GFLOP = {  # of a round in pre-activation space, K only where it is needed
     ("ours", "per_step"): 37.1,
     ("ours", "per_round"): 4.35,
+    ("ours_flatten", "per_step"): 37.1,
     ("ours_fedoag", "per_step"): 33.4,  # in three groups of steps
 }
 LABELS = {
     "ours": "otafl, shared start",
     "ours_fedoag": "otafl, FedOAG, own models",
+    "ours_flatten": "otafl, a module with Flatten",
     "plain": "plain PyTorch loop",
     "fedjax_jit": "FedJAX, jit",
     "flower": "Flower simulation",
@@ -125,7 +127,7 @@ def _pss(pid: int) -> float:
 
 def contend(python: Path, script: str, folder: Path, rounds: int, watch: bool) -> dict[str, Any]:
     """One run of a contender in a process of its own; to watch its memory takes time from it."""
-    file = HERE / "contenders" / f"{script.removesuffix('_fedoag')}.py"
+    file = HERE / "contenders" / f"{'ours' if script.startswith('ours') else script}.py"
     command = [str(python), str(file), str(folder), str(rounds), script]
     with (folder / f"{script}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=folder)
@@ -308,7 +310,7 @@ def main() -> None:
         parser.error("--repeats must be at least 1, and --rounds at least 2: the first round warms up")
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     own = Path(sys.executable)
-    scripts = {"plain": own, "ours": own, "ours_fedoag": own}
+    scripts = {"plain": own, "ours": own, "ours_fedoag": own, "ours_flatten": own}
     for peer in arguments.peers:
         python = environment(peer)
         if python is not None:

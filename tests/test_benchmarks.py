@@ -17,7 +17,8 @@ def test_contenders_end_with_the_plain_loops_model(mnist: Any, monkeypatch: pyte
 
     own = Path(sys.executable)
     for batches in ("per_step", "per_round"):
-        scripts = {"plain": own, "ours": own} | ({"ours_fedoag": own} if batches == "per_step" else {})
+        more = {"ours_fedoag": own, "ours_flatten": own} if batches == "per_step" else {}
+        scripts = {"plain": own, "ours": own} | more
         rows = {row["contender"]: row for row in compare.compare(batches, scripts, repeats=1, rounds=2)}
         ours, plain = rows["otafl, shared start"], rows["plain PyTorch loop"]
         assert float(ours["distance_to_plain"]) < 1e-4

@@ -1,6 +1,5 @@
 """SCA's designs: golden numbers, two solvers that agree, stationarity, limits and invariants."""
 
-
 import numpy as np
 import pytest
 from scipy.optimize import brentq
