@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from otafl.engine.dropout import fold, kept, with_addressed_dropout
 from otafl.engine.fast.one_core import Chain, FactoredLinear, for_one_core
+from otafl.engine.training import ChunkEngine, one_by_one
 from tests.conftest import make_config, simulate
 
 
@@ -210,3 +211,13 @@ def test_the_engine_uses_rewritten_modules() -> None:
     sim = simulate(make_config("fedavg", {"training.engine": "threads"}))
     sim.round_at(0).train(sim.problem.initial)
     assert [part for part in sim.objective.own_module(False)[0].modules() if isinstance(part, Chain)]
+
+
+def test_modules_do_not_keep_a_rounds_models() -> None:
+    """After a round a thread's module has no view of the memory in which the devices' models lay."""
+    sim = simulate(make_config("fedavg", {"training.engine": "threads"}))
+    sim._engine = ChunkEngine(one_by_one, chunk=1, threads=1)
+    updates = sim.round_at(0).train(sim.problem.initial)
+    assert bool(updates.norms(sim.round_at(0).everyone).all())
+    module, _ = sim.objective.own_module(False)
+    assert [parameter.numel() for parameter in module.parameters()] == [0] * len(list(module.parameters()))

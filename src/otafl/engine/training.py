@@ -190,6 +190,8 @@ def one_by_one(work: LocalWork, params: dict[str, Tensor]) -> Step:
         if left == 0:
             for layer in large:
                 layer.finish()
+            for parameter in parameters:
+                parameter.data = work.start.new_empty(0)  # the module must not keep the memory of a round's models
 
     return step
 
