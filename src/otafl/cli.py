@@ -219,7 +219,8 @@ def run(
     if config == "quick" and resolved.data.name == "digits" and "data.name" not in chosen:
         say("MNIST is not here, so this takes the small digits of the package; 'otafl data get mnist' gets it")
 
-    from otafl.simulation.run import Interrupted, choose_device, default_directory, fresh_directory, run as run_config
+    from otafl.simulation.build import choose_device
+    from otafl.simulation.run import Interrupted, default_directory, fresh_directory, run as run_config
 
     choose_device(device)
     folder = Path(out) if out is not None else default_directory(resolved)

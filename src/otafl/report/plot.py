@@ -160,6 +160,11 @@ def plot(
 
     Returns:
         A picture that shows itself in a notebook, and that `save("figure.pdf")` writes.
+
+    >>> import otafl
+    >>> small = otafl.load_config("quick", {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2})
+    >>> plot({"ours": otafl.run(small, device="cpu")}, x="joules").numbers[0]
+    ('run', 'energy_j', 'test_accuracy_mean', 'test_accuracy_std', 'seeds')
     """
     if width not in WIDTHS:
         raise ConfigError(f"width {width!r}: choose from {', '.join(WIDTHS)}")

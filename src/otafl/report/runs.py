@@ -94,6 +94,16 @@ def read_runs(runs: Runs, labels: Sequence[str] | None = None) -> dict[str, Resu
     Args:
         runs: run directories, folders of them, or sweeps' folders.
         labels: a label for each, in their order; default: what tells them apart.
+
+    Returns:
+        Results by label, a sweep's in the order of its file.
+
+    >>> import otafl, tempfile
+    >>> small = {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2}
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     _ = otafl.run(otafl.load_config("quick", small), f"{place}/one", "cpu")
+    ...     list(otafl.read_runs(place, ["ours"]))
+    ['ours']
     """
     return {run.label: run.result for run in collect(runs, labels)}
 

@@ -85,6 +85,12 @@ def last_accuracy(result: Result) -> NDArray[np.float64]:
 
     Returns:
         Percent, [S]; 0 for a seed that failed.
+
+    >>> import otafl
+    >>> small = {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2}
+    >>> run = otafl.run(otafl.load_config("quick", small))
+    >>> last_accuracy(run).shape, bool((last_accuracy(run) == final_accuracy(run)).all())  # one row after round 0
+    ((2,), True)
     """
     late = np.flatnonzero(result.rounds > first_averaged(result.config))
     return _accuracy(result, late)
@@ -126,6 +132,12 @@ def paired_difference(one: Result, other: Result) -> Estimate:
 
     Returns:
         Mean difference in points of a percent, with its 95 % interval.
+
+    >>> import otafl
+    >>> small = {"data.name": "digits", "model.hidden": [8], "experiment.rounds": 2}
+    >>> run = otafl.run(otafl.load_config("quick", small))
+    >>> paired_difference(run, run).mean
+    0.0
 
     Raises:
         ValueError: the seeds differ.

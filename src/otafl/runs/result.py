@@ -90,7 +90,7 @@ class Result:
         return f"<table>{cells}</table>"
 
     def to_pandas(self) -> Any:
-        """metrics.csv as a pandas DataFrame: a row per seed and recorded round."""
+        """A pandas DataFrame with what metrics.csv has: a row per seed and recorded round, a column per quantity."""
         seeds = self.config.experiment.seeds
         columns: dict[str, Any] = {
             "seed": np.repeat(seeds, len(self.rounds)),
@@ -250,6 +250,9 @@ def read_run(path: str | Path) -> Result:
 
     Args:
         path: the run directory, the `out` of `run`.
+
+    Returns:
+        Configuration, recorded quantities, last models and summary, as `run` returned them.
 
     Raises:
         RunDirectoryError: it is no run directory, has not finished, or its files are damaged or have changed.

@@ -42,6 +42,15 @@ from otafl.world.channel import Trajectory, active_prob, trajectory
 from otafl.world.data import Dataset, load_dataset
 
 
+def choose_device(name: str) -> torch.device:
+    """The compute device for "auto", "cpu" or "cuda"."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: choose auto, cpu or cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda': torch sees no CUDA device here; use --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 class Simulation:
     """All seeds of a run, ready to make rounds; `otafl.run` is a loop over `step`.
 
@@ -50,7 +59,7 @@ class Simulation:
     model and its loss; `engine_name`.
 
     >>> from otafl.config.schema import load_config
-    >>> sim = Simulation(load_config("quick", {"data.name": "digits", "model.hidden": [8]}), torch.device("cpu"))
+    >>> sim = Simulation(load_config("quick", {"data.name": "digits", "model.hidden": [8]}), "cpu")
     >>> step = sim.step(sim.init(), 0)
     >>> step.info.active.shape, step.finite
     (torch.Size([2, 30]), tensor([True, True]))
@@ -59,7 +68,7 @@ class Simulation:
     def __init__(
         self,
         config: Config,
-        device: torch.device,
+        device: torch.device | str = "auto",
         model: nn.Module | None = None,
         noise: NoiseSource | None = None,
         dataset: Dataset | None = None,
@@ -68,7 +77,7 @@ class Simulation:
 
         Args:
             config: what to simulate.
-            device: the compute device.
+            device: "auto" (a GPU if there is one), "cpu", "cuda", or a torch.device.
             model: a module that replaces `[model]`; every seed starts from its weights.
             noise: a source of unit-variance receiver noise that replaces the seeded one.
             dataset: the configuration's data set, if that is loaded already.
@@ -76,6 +85,7 @@ class Simulation:
         Raises:
             OtaflError: the configuration or the method cannot be run, or does not fit into memory.
         """
+        device = choose_device(device) if isinstance(device, str) else device
         refuse_too_large(config, device, dataset, model)
         self.config, self.device = config, device
         self._state_names: list[str] | None = None

@@ -29,7 +29,7 @@ from otafl.runs.identity import data_digest, is_plugin, module_digest, name_hash
 from otafl.runs.result import Result, failures, finished_on, overlong, read_run, versions
 from otafl.runs.table import Recorder
 from otafl.signals import caught_signals
-from otafl.simulation.build import Simulation, own_models
+from otafl.simulation.build import Simulation, choose_device, own_models
 from otafl.simulation.graph import Rounds
 from otafl.simulation.outcome import describe_device, devices_csv, summarise
 from otafl.world import own_data
@@ -171,15 +171,6 @@ def fresh_directory(place: Path) -> Path:
     while free.exists() or free.is_symlink():
         number, free = number + 1, place.with_name(f"{place.name}-{number}")
     return free
-
-
-def choose_device(name: str) -> torch.device:
-    """The compute device for "auto", "cpu" or "cuda"."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device {name!r}: choose auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device 'cuda': torch sees no CUDA device here; use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | None) -> Result:

@@ -58,7 +58,7 @@ class Executor:
 
     def workers_on(self, device: str) -> int:
         """Runs at a time on this machine."""
-        from otafl.simulation.run import choose_device
+        from otafl.simulation.build import choose_device
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         alone = choose_device(device).type == "cuda"

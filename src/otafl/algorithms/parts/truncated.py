@@ -54,6 +54,12 @@ def full_amplitude(h: Tensor, problem: Problem) -> Tensor:
 
     Returns:
         Real amplitudes of the shape of h.
+
+    >>> import otafl
+    >>> sim = otafl.Simulation(otafl.load_config("quick", {"data.name": "digits", "experiment.seeds": [0]}))
+    >>> reach = full_amplitude(sim.round_at(0).device.h, sim.problem)
+    >>> list(reach.shape), bool((reach >= 1e-10).sum() > (reach >= 1e-9).sum())
+    ([1, 30], True)
     """
     return h.abs() * math.sqrt(problem.num_params * problem.symbol_energy_j)
 
@@ -68,6 +74,11 @@ def above_threshold(device: View, problem: Problem, gamma: float | Tensor) -> Te
 
     Returns:
         A mask of the shape of `device.h`: [T, S, M] in a method's `active`, [S, M] within a round.
+
+    >>> import otafl
+    >>> sim = otafl.Simulation(otafl.load_config("quick", {"data.name": "digits", "experiment.seeds": [0]}))
+    >>> above_threshold(sim.round_at(0).device, sim.problem, gamma=1e-25).all().item()
+    True
     """
     return full_amplitude(device.h, problem) >= gamma
 
@@ -83,6 +94,16 @@ def heard_mean(round: Round, vectors: Updates, gamma: float | Tensor, who: Tenso
 
     Returns:
         The mean that the server hears [S, P], who was heard, B, weights and the noise's standard deviation.
+
+    >>> import otafl
+    >>> sim = otafl.Simulation(otafl.load_config("quick", {"data.name": "digits", "algorithm.name": "fedoag"}))
+    >>> now = sim.round_at(0)
+    >>> heard = heard_mean(now, now.train(sim.problem.initial), 1e-10, now.active)
+    >>> heard.mean.shape == sim.problem.initial.shape
+    True
+
+    Reference:
+        M. Xiang et al., "Over-the-Air Federated Learning in Heterogeneous Mobile Wireless Networks", 2026, Algorithm 1.
     """
     reports = round.report(vectors.norms(who), who)
     bound, count = reports.max(), reports.count()
