@@ -62,7 +62,7 @@ def main() -> None:
                 rows.append(
                     (str(budget), powers[p], radii[r], f"{analog:.3f}", f"{digital:.3f}", bits, f"{gap:.3f}", sure)
                 )
-            panel.set_xticks(range(len(powers)), [f"{power:g}" for power in powers])
+            panel.set_xticks(range(len(powers)), [f"{power:g}".replace("-", "−") for power in powers])
             panel.set_yticks(range(len(radii)), [f"{radius:g}" for radius in radii])
             panel.set_xlabel("transmit power (dBm)")
             panel.set_ylabel("radius of the cell (m)" if b == 0 else "")

@@ -288,8 +288,14 @@ def sweep(
             _draw(study.folder, study.folder / "accuracy.png", width="double")
     print(f"table  {outcome.table}\nruns   {study.folder / 'runs'}")
     if not outcome.status:
-        print(f"next   otafl compare {study.folder}; otafl plot {study.folder} -o {asked.name}.pdf")
+        over = next((f" -x {axis}" for axis, values in asked.axes.items() if _is_scale(values)), "")
+        print(f"next   otafl compare {study.folder}; otafl plot {study.folder}{over} -o {asked.name}.pdf")
     return outcome.status
+
+
+def _is_scale(values: Any) -> bool:
+    """Whether an axis has numbers that one would draw over."""
+    return len(values) > 2 and all(isinstance(value, int | float) for value in values)
 
 
 def _draw(runs: Any, file: Path, **options: Any) -> None:

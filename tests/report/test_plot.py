@@ -9,7 +9,7 @@ import pytest
 
 import otafl
 from otafl.errors import ConfigError, OtaflError
-from otafl.report.plot import _printed, plot
+from otafl.report.plot import _printed, _styles, plot
 from otafl.report.runs import collect
 from otafl.report.statistics import last_accuracy
 from otafl.studies.conduct import conduct
@@ -44,6 +44,7 @@ def test_labels_are_values_on_the_axes_in_the_files_order(folder: Path) -> None:
     assert sorted(run.label for run in collect(one)) == ["ideal", "ours"]  # what they share is not told
     assert len(collect(folder / "runs")) == 4  # a folder of runs, too
     assert [run.label for run in collect(one[:1], ["mine"])] == ["mine"]
+    assert len(collect([folder, *one])) == 4  # a run that is named twice is one run
     with pytest.raises(ConfigError, match="1 labels for 4 runs"):
         collect(folder, ["a"])
     with pytest.raises(ConfigError, match="two runs have the label 'a'"):
@@ -162,9 +163,16 @@ def test_a_run_without_the_key_holds_everywhere() -> None:
     assert len(set(np.ravel(axes.lines[-1].get_ydata()))) == 1
 
 
+def test_many_curves_have_different_styles() -> None:
+    small = make_config("fedoag", {"experiment.rounds": 1})
+    result = otafl.run(small, device="cpu")
+    other = otafl.run(small.replace({"algorithm.name": "fedavg"}), device="cpu")
+    assert len(set(_styles([result, other] * 10))) == 20
+
+
 def test_labels_in_print() -> None:
     assert _printed("fedoag-zero, gamma 1e-09") == "FedOAG-zero, γ = 1e-09"
-    assert _printed("radius_m 500, tx_power_dbm 10.0") == "radius 500 m, tx power 10.0 dBm"
+    assert _printed("radius_m 500, tx_power_dbm 10.0") == "radius 500 m, transmit power 10.0 dBm"
     assert _printed("my method") == "my method"
 
 

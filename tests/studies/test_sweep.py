@@ -291,3 +291,9 @@ def test_recipes_and_examples_are_sweeps_whose_runs_are_all_valid(path: Path) ->
     assert len(asked.cases) > 1
     if asked.tune:
         assert set(settings(asked, str(path))["over"]) <= set(asked.axes)
+
+
+def test_directories_tell_minus_from_plus() -> None:
+    power = [{"label": f"{sign}10 dBm", "radio.tx_power_dbm": dbm} for sign, dbm in (("−", -10.0), ("", 10.0))]
+    names = [case.folder for case in sweep({"axes": {"power": power}}).cases]
+    assert [name.rpartition("-")[0] for name in names] == ["minus_10_dBm", "10_dBm"]

@@ -56,6 +56,8 @@ TITLES = {
 SYMBOLS = {"gamma": "γ", "lr": "η₀", "omega": "ω", "nu": "ν", "dirichlet_alpha": "α"}
 UNITS = {"m": "m", "mps": "m/s", "s": "s", "hz": "Hz", "w": "W", "j": "J", "db": "dB", "dbm": "dBm"}
 MOST_BANDS = 5  # curves beyond which bands would hide each other
+LEGEND_ROW, USUAL_ROWS = 0.17, 3  # inches that a row of a legend needs, and rows that a figure has room for
+MOST_TICKS = 7  # values on an axis of a sweep that each have a tick
 LOGARITHMIC_FROM = 30  # ratio of the largest to the least value on an axis of a sweep
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
 DASHES = ("-", "--", "-.", ":")
@@ -186,7 +188,10 @@ def plot(
     rows: list[Sequence[Any]] = [("run", across, f"{y}_mean", f"{y}_std", "seeds")]
     few = len(curves) <= MOST_BANDS
     words = list(dict.fromkeys(value for curve in curves for value in curve.x if isinstance(value, str)))
-    with drawing(*WIDTHS[width], style=STYLE) as (figure, axes):
+    columns = min(len(curves), _legend_columns([curve.label for curve in curves], width))
+    inches, height = WIDTHS[width]
+    height += LEGEND_ROW * max(0, -(-len(curves) // columns) - USUAL_ROWS)
+    with drawing(inches, height, style=STYLE) as (figure, axes):
         for curve, (colour, line) in zip(curves, _styles([curve.run for curve in curves]), strict=True):
             label, spread = _printed(curve.label) + curve.failed, few and curve.seeds > 1
             where = [words.index(value) if isinstance(value, str) else value for value in curve.x]
@@ -195,7 +200,10 @@ def plot(
                 axes.axhline(mean[0], linestyle=line, color=colour, label=label)
             elif over_axis:
                 bars = std if spread else None
-                axes.errorbar(where, mean, bars, fmt=line, color=colour, label=label, marker="o", ms=3, elinewidth=0.7)
+                shape = "none" if words else line  # words have no order that a line could follow
+                axes.errorbar(
+                    where, mean, bars, linestyle=shape, color=colour, label=label, marker="o", ms=3, elinewidth=0.7
+                )
             else:
                 axes.plot(where, mean, line, color=colour, label=label)
                 if spread:
@@ -212,7 +220,6 @@ def plot(
             axes.set_ylabel(TITLES.get(y, y) + (f"\nafter {budget}" if budget is not None else ""))
         else:
             axes.set_xlim(left=0)
-        columns = min(len(curves), _legend_columns([curve.label for curve in curves], width))
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2)
         figure.set_layout_engine("constrained")
     return Picture(figure, rows)
@@ -302,11 +309,14 @@ def _axis_of_sweep(axes: "Axes", key: str, words: Sequence[str], numbers: Sequen
     name = key.partition(".")[2] or key
     stem, _, unit = name.rpartition("_")
     known = SYMBOLS.get(name, f"{stem} ({UNITS[unit]})" if unit in UNITS and stem else name)
-    axes.set_xlabel(known.replace("_", " "))
+    axes.set_xlabel(_spelt(known))
+    places = sorted(set(numbers))
     if words:
         axes.set_xticks(range(len(words)), words)
     elif min(numbers) > 0 and max(numbers) >= LOGARITHMIC_FROM * min(numbers):
         axes.set_xscale("log")
+    elif len(places) <= MOST_TICKS:
+        axes.set_xticks(places)
 
 
 def _below(curves: Iterable[Curve], whole: bool) -> float:
@@ -344,7 +354,7 @@ def _styles(runs: Sequence[Result]) -> list[tuple[str, str]]:
         from matplotlib.colors import to_hex
 
         return [(to_hex(shade), "-") for shade in matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(runs)))]
-    return [(PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)]) for i in range(len(runs))]
+    return [(PALETTE[i % len(PALETTE)], DASHES[(i + i // len(PALETTE)) % len(DASHES)]) for i in range(len(runs))]
 
 
 def _printed(label: str) -> str:
@@ -358,10 +368,15 @@ def _printed(label: str) -> str:
         elif value and name in SYMBOLS:
             words.append(f"{SYMBOLS[name]} = {value}")
         elif value and unit in UNITS:
-            words.append(f"{stem.replace('_', ' ')} {value} {UNITS[unit]}")
+            words.append(f"{_spelt(stem)} {value} {UNITS[unit]}")
         else:
-            words.append(word if " " not in word else word.replace("_", " "))
+            words.append(word if " " not in word else _spelt(word))
     return ", ".join(words)
+
+
+def _spelt(name: str) -> str:
+    """A key's name in words."""
+    return name.replace("tx_", "transmit_").replace("_", " ")
 
 
 def _legend_columns(labels: Sequence[str], width: str) -> int:

@@ -73,6 +73,10 @@ def collect(runs: Runs, labels: Sequence[str] | None = None) -> list[Named]:
     elif isinstance(runs, str | Path | Result):
         runs = [runs]
     found = [run for one in runs for run in ([Named("", one)] if isinstance(one, Result) else _read(Path(one)))]
+    once: dict[Any, Named] = {}
+    for run in found:  # a directory that is named twice is one run
+        once.setdefault(id(run) if run.path is None else run.path.resolve(), run)
+    found = list(once.values())
     if not found:
         raise OtaflError("name at least one run directory")
     labels = labels_of(found) if labels is None else checked_labels(labels, len(found))

@@ -66,6 +66,7 @@ class Case:
     def folder(self) -> str:
         """Name of its run directory."""
         slug = "-".join(_word(value) for value in self.axes.values()) or self.config.experiment.name
+        slug = slug.replace("−", "minus ")
         safe = "".join(c if c.isalnum() or c in "-_.+=" else "_" for c in slug).strip("._-")[:80]
         return f"{safe}-{name_hash(self.config)}"
 
@@ -180,7 +181,7 @@ def parse_sweep(
         for rule in rules:
             if rule.matches(place):
                 keys |= rule.set
-        told = ", ".join(_word(_label(value)) for value in place.values()) or "base"
+        told = ", ".join(word(axis, _label(value), place) for axis, value in place.items()) or "base"
         chosen = [rule for rule in choices if rule.matches(place)]
         if source and not chosen:
             raise ConfigError(f"{source}: has no choice for {told}; run 'otafl tune {where}' again")
