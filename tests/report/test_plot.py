@@ -157,6 +157,11 @@ def test_a_run_without_the_key_holds_everywhere() -> None:
     runs.append(otafl.run(small.replace({"algorithm.name": "fedavg"}), device="cpu"))
     picture = plot(runs, x="algorithm.gamma")
     assert [row[:2] for row in picture.numbers[1:]] == [("fedoag", "1e-10"), ("fedoag", "1e-07"), ("fedavg", "")]
+    shapes = plot(runs, x="model.hidden").numbers[1:]  # a list, the same for all
+    assert {row[1] for row in shapes} == {"[5]"}
+    adaptive = otafl.run(small.replace({"algorithm.gamma": "adaptive"}), device="cpu")
+    rows = plot([*runs, adaptive], x="algorithm.gamma").numbers[1:]
+    assert [row[:2] for row in rows[2:]] == [("fedavg", ""), ("fedoag, gamma adaptive", "")]
     (axes,) = picture.figure.axes
     assert axes.get_xscale() == "log"
     assert axes.get_xlabel() == "γ"

@@ -244,25 +244,27 @@ def _over_rounds(runs: Sequence[Named], across: str, y: str) -> list[Curve]:
 
 def _over_axis(runs: Sequence[Named], axis: str, y: str, budget: Budget | None) -> list[Curve]:
     """A curve for all runs that differ in nothing but an axis."""
-    groups: dict[Any, list[Named]] = {}
-    for run, rest in zip(runs, along(runs, axis), strict=True):
-        groups.setdefault(run.find(axis), []).append(rest)
+    values = [run.find(axis) for run in runs]
+    numbers = any(_is_number(value) for value in values)
+    groups: dict[float | str | None, list[Named]] = {}
+    for value, rest in zip(values, along(runs, axis), strict=True):
+        groups.setdefault(float(value) if _is_number(value) else None if value is None else str(value), []).append(rest)
     if set(groups) == {None}:
         columns = [*X_AXES, *runs[0].result.metrics]
         near = registry.nearest(axis, [*columns, *runs[0].known()])
         raise ConfigError(
             f"-x {axis}: no column, no axis and no key of these runs{near}; columns: {', '.join(columns)}"
         )
-    curves: dict[
-        tuple[str, bool], list[tuple[Any, Named, NDArray[np.float64]]]
-    ] = {}  # by label, and if it has the axis
+    curves: dict[tuple[str, bool], list[tuple[Any, Named, NDArray[np.float64]]]] = {}
     rich = 0
     for value, members in groups.items():
         for run, label in zip(members, labels_of(members), strict=True):
             heights, left = _level(run.named(label), y, budget)
             rich += left
-            point = value if isinstance(value, str) or value is None else float(value)
-            curves.setdefault((label, value is not None), []).append((point, run, heights))
+            point = value
+            if numbers and isinstance(value, str):  # a word among numbers, γ = "adaptive", holds everywhere
+                label, point = f"{label}, {axis.partition('.')[2] or axis} {value}", None
+            curves.setdefault((label, point is not None), []).append((point, run, heights))
     if rich:
         say(f"otafl: {rich} of {len(runs)} runs had not spent {budget} at their end: their last models count")
     found = []
@@ -283,6 +285,10 @@ def _over_axis(runs: Sequence[Named], axis: str, y: str, budget: Budget | None) 
             )
         )
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _level(run: Named, y: str, budget: Budget | None) -> tuple[NDArray[np.float64], bool]:
