@@ -19,6 +19,7 @@ import otafl
 from otafl.config.schema import scaled_gamma
 from otafl.core.round import Round
 from otafl.radio.csi import Reports
+from otafl.report.markdown import markdown
 from otafl.simulation.build import Simulation
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -76,7 +77,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print("| method | report and \\|h_i\\| | mean report and Λ_i | how often it reports and Λ_i |\n|---|---|---|---|")
+    header = ("method", "report and \\|h_i\\|", "mean report and Λ_i", "how often it reports and Λ_i")
+    rows = []
     for name, keys in METHODS.items():
         found: list[tuple[float, float, float]] = []
         for seed in range(options.seeds):
@@ -97,7 +99,8 @@ def main() -> None:
                     rank_correlation(often, here),
                 )
             )
-        print(f"| {name} | {' | '.join(shown(list(column)) for column in zip(*found, strict=True))} |", flush=True)
+        rows.append((name, *(shown(list(column)) for column in zip(*found, strict=True))))
+    print(markdown(header, rows))
 
 
 if __name__ == "__main__":

@@ -38,21 +38,32 @@ def module_of(path: Path) -> str:
     return ".".join(("otafl", *path.relative_to(SOURCE).with_suffix("").parts))
 
 
-IMPORTS: dict[str, set[str]] = {}
-"""Modules of otafl that each module imports as it is loaded; imports inside functions are not among them."""
 KNOWN = {module_of(path): path for path in MODULES}
-for name, path in KNOWN.items():
-    IMPORTS[name] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+
+
+def imports(nodes: list[ast.stmt]) -> set[str]:
+    """Modules of otafl that some statements import."""
+    found: set[str] = set()
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "otafl":
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
-            IMPORTS[name] |= (inner & KNOWN.keys()) or {str(node.module)}
+            found |= (inner & KNOWN.keys()) or {str(node.module)}
+    return found
+
+
+BODIES = {name: ast.parse(path.read_text(encoding="utf-8")).body for name, path in KNOWN.items()}
+IMPORTS = {name: imports(body) for name, body in BODIES.items()}
+"""Modules that each module imports as it is loaded; imports inside functions are not among them."""
+TYPES = {
+    name: imports([i for node in body if isinstance(node, ast.If) for i in node.body]) for name, body in BODIES.items()
+}
+"""Modules that it imports for its annotations only."""
 
 
 @pytest.mark.parametrize("name", [module_of(path) for path in MODULES if path != FACADE])
 def test_imports_flow_down(name: str) -> None:
     mine = name.split(".")[1]
-    for module in IMPORTS[name]:
+    for module in IMPORTS[name] | TYPES[name]:
         theirs = module.split(".")[1]
         assert theirs == mine or LEVEL[theirs] < LEVEL[mine], f"{mine} must not import {module}"
 

@@ -23,7 +23,6 @@ from otafl import complete
 from otafl._version import __version__
 from otafl.errors import ConfigError, OtaflError, is_out_of_memory, say
 from otafl.registry import in_a_line, load_plugin
-from otafl.terminal import Progress, headline, print_summary
 
 FAILED_STATUS = 1
 DIVERGED_STATUS = 3
@@ -219,6 +218,7 @@ def run(
     if config == "quick" and resolved.data.name == "digits" and "data.name" not in chosen:
         say("MNIST is not here, so this takes the small digits of the package; 'otafl data get mnist' gets it")
 
+    from otafl.report.told import Progress, headline, print_summary
     from otafl.simulation.build import choose_device
     from otafl.simulation.run import Interrupted, default_directory, fresh_directory, run as run_config
 

@@ -41,7 +41,8 @@ class COTAF:
     def step(self, state: State, round: Round) -> tuple[State, Info]:  # noqa: A002
         """Everybody trains from x^t and reports a norm; strong channels transmit."""
         updates, everyone = round.train(state.params), round.everyone
-        bound = round.report(updates.norms(everyone), everyone).max()
+        norms = updates.norms(everyone)
+        bound = round.report(norms, everyone).max()
         active = everyone & above_threshold(round.device, round.problem, self.gamma)
         count = round.report(active.double(), active).count()
         scale = (torch.where(bound > 0, 1 / bound, 0.0) * self.gamma)[:, None]  # if all norms are 0, nothing is sent
@@ -51,5 +52,10 @@ class COTAF:
         params = torch.where(
             (count > 0)[:, None], state.params + round.lr * heard * rescale[:, None].to(heard.dtype), state.params
         )
-        noise = rescale * round.problem.noise_var_j**0.5
-        return State(params), Info(active=active, norm_bound=bound, weights=rescale[:, None] * sent, noise_std=noise)
+        info = Info(
+            active=active,
+            norm_bound=torch.where(active, norms, 0.0).amax(-1),
+            weights=rescale[:, None] * sent,
+            noise_std=rescale * round.problem.noise_var_j**0.5,
+        )
+        return State(params), info

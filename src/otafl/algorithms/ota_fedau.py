@@ -49,7 +49,8 @@ class OTAFedAU:
         """Active devices train from x^t and send ω_i Δ_i."""
         active, omega = round.active, state.intervals.mean
         updates = round.train(state.params, active)
-        reports = round.report(updates.norms(active) * omega, active)
+        norms = updates.norms(active)
+        reports = round.report(norms * omega, active)
         bound = reports.max()
         scale = (torch.where(bound > 0, 1 / bound, 0.0) * self.gamma)[:, None]
         sent = torch.where(active, scale * omega, 0.0)
@@ -58,7 +59,7 @@ class OTAFedAU:
         params = state.params + round.lr * heard * rescale[:, None].to(heard.dtype)
         info = Info(
             active=active,
-            norm_bound=bound,
+            norm_bound=torch.where(active, norms, 0.0).amax(-1),
             weights=rescale[:, None] * sent,
             noise_std=rescale * round.problem.noise_var_j**0.5,
         )
