@@ -1,6 +1,7 @@
 """Labels, comparison tables and figures of runs: as a reader meets them."""
 
 import csv
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,20 @@ def test_regression_has_no_accuracy_to_compare() -> None:
     with pytest.raises(OtaflError, match="regression"):
         otafl.compare(result)
     assert plot(result, y="test_loss", log=True).numbers
+
+
+def test_failed_seeds_stay_where_they_failed_on_every_axis() -> None:
+    """A curve over cost falls to 0 % where its seeds failed; it does not end, and it is not left out."""
+    small = make_config("ota-fedavg", {"experiment.rounds": 6, "training.lr": 0.1})
+    result = otafl.run(small, device="cpu")
+    for failing in ([1], [0, 1]):
+        metrics = {name: values.copy() for name, values in result.metrics.items()}
+        for values in metrics.values():
+            values[failing, 3:] = np.nan
+        broken = dataclasses.replace(result, metrics=metrics)
+        for x in ("joules", "seconds", "uses", "rounds"):
+            rows = plot(broken, x=x).numbers[1:]
+            where, mean = ([float(row[k]) for row in rows] for k in (1, 2))
+            assert len(rows) == 7
+            assert where == sorted(where)
+            assert mean[-1] == pytest.approx(0 if len(failing) == 2 else 50 * metrics["test_accuracy"][0, -1], abs=1e-3)

@@ -229,10 +229,15 @@ def _over_rounds(runs: Sequence[Named], across: str, y: str) -> list[Curve]:
     """A curve for every run that has both columns."""
     curves = []
     for run in runs:
-        ends = column(run.result, across, run.label, [*X_AXES, *run.result.metrics])
+        ends = _carried(column(run.result, across, run.label, [*X_AXES, *run.result.metrics]))
         heights = column(run.result, y, run.label)
-        if across != "round" and not np.nan_to_num(ends).any():
-            say(f"otafl: {run.label}: spends no {TITLES.get(across, across)}; left out")
+        if across != "round" and not ends.any():
+            why = (
+                "failed before its first recorded row"
+                if run.result.diverged
+                else f"has no {TITLES.get(across, across)}"
+            )
+            say(f"otafl: {run.label}: {why}; left out")
         elif np.isnan(heights).all():
             say(f"otafl: {run.label}: has no {TITLES.get(y, y)}; left out")
         else:
@@ -240,6 +245,12 @@ def _over_rounds(runs: Sequence[Named], across: str, y: str) -> list[Curve]:
             failed = _failed(len(run.result.diverged), len(heights))
             curves.append(Curve(run.label, run.result, failed, list(ends.mean(0)), list(mean), list(std), len(heights)))
     return curves
+
+
+def _carried(spent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Costs [S, R] in which a seed that failed stays at what it had spent; 0 before the first row that says."""
+    known = np.maximum.accumulate(np.where(np.isfinite(spent), np.arange(spent.shape[1]), -1), axis=1)
+    return np.where(known >= 0, np.take_along_axis(spent, known.clip(min=0), axis=1), 0.0)
 
 
 def _over_axis(runs: Sequence[Named], axis: str, y: str, budget: Budget | None) -> list[Curve]:
@@ -329,8 +340,10 @@ def _below(curves: Iterable[Curve], whole: bool) -> float:
     """A round number below every curve; below its values after the first twentieth, if not the `whole` counts."""
     lowest = 100.0
     for curve in curves:
-        settled = [whole or x >= curve.x[-1] / 20 for x in curve.x]
-        lowest = min(lowest, float(np.nanmin(np.array(curve.mean)[settled])))
+        settled = np.array(
+            [mean for x, mean in zip(curve.x, curve.mean, strict=True) if whole or x >= curve.x[-1] / 20]
+        )
+        lowest = min(lowest, float(settled[np.isfinite(settled)].min(initial=100.0)))
     return float(max(0.0, 10 * np.floor(lowest / 10) - 5))
 
 
