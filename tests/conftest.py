@@ -80,3 +80,9 @@ def simulate(config: Config, device: str = "cpu", **keys: Any) -> Simulation:
 def mnist() -> Path:
     """The folder of the MNIST files, fetched where they are not there yet."""
     return MNIST_FILES.fetch()
+
+
+@pytest.fixture
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the library's own names are known, whatever other tests have registered, and what the test adds is lost."""
+    monkeypatch.setattr(registry, "_registered", {kind: {} for kind in registry.BUILTIN})

@@ -25,6 +25,7 @@ ROOMS = [
     ["runs"],
     ["simulation"],
     ["conformance", "report", "complete"],
+    ["laws"],
     ["studies"],
     ["papers"],
     ["cli"],

@@ -332,6 +332,8 @@ COMMAND_LINE = {
     ("run", "quick", "--set", "training.lr"): "write section.key=value",
     ("run", "quick", "--set", "lr=3"): "name a key as section.key",
     ("run", "quick", "--set", "training.lr=[1"): "neither a TOML value nor a plain word",
+    ("run", "quick", "--set", "training.lr=0,1"): "for a decimal write 0.1",
+    ("run", "quick", "--set", "model.hidden=64"): r"a list, [64]",
     ("run", "quick", "--seeds", "a-b"): "write seeds as 0-4 or 0,2,5",
     ("run", "quick", "--seeds", "4-0"): "names no seed",
     ("run", "quick", "--device", "tpu"): "choose auto, cpu or cuda",

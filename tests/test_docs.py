@@ -125,13 +125,11 @@ PYTHON = [
 ]
 
 
+@pytest.mark.usefixtures("no_plugins")
 @pytest.mark.parametrize(("page", "number"), PYTHON, ids=lambda value: getattr(value, "name", str(value)))
 def test_python_of_the_pages_runs(page: Path, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With smaller runs; X, y, net and so on are what the page's reader has."""
-    from otafl import registry
-
     full = otafl.load_config
-    monkeypatch.setattr(registry, "_registered", {kind: dict(found) for kind, found in registry._registered.items()})
     monkeypatch.setattr(otafl, "load_config", lambda source, keys=None: full(source, {**REDUCED, **(keys or {})}),
                         raising=False)  # fmt: skip
     monkeypatch.chdir(tmp_path)

@@ -98,3 +98,30 @@ def test_entry_points_reach_the_command_line(tmp_path: Path) -> None:
     assert listed.returncode == 0
     assert "server-step-2" in listed.stdout
     assert "cannot be loaded" in listed.stdout  # a broken plug-in does not hide the others
+
+
+def test_finished_runs_are_read_without_their_plug_ins(tmp_path: Path) -> None:
+    """Compared, drawn and read; but neither run nor shown as a page, which needs what the file registers."""
+    small = ["data.name=digits", "model.hidden=[8]", "experiment.rounds=4", "experiment.seeds=[0,1,2]"]
+    words = [word for key in small for word in ("--set", key)]
+
+    def otafl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "otafl", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    plugin = ("--plugin", str(EXAMPLES / "gbma.py"), "--set", "algorithm.name=my-gbma")
+    assert otafl("run", "quick", *words, *plugin, "--out", "mine").returncode == 0
+    assert otafl("run", "quick", *words, "--out", "ours").returncode == 0
+    told = otafl("compare", "mine", "ours")
+    assert told.returncode == 0, told.stderr
+    assert [line.split()[0] for line in told.stdout.splitlines()[2:4]] == ["my-gbma", "fedoag-zero"]
+    assert otafl("plot", "mine", "ours", "-o", "a.svg").returncode == 0
+    assert "my-gbma" in (tmp_path / "a.csv").read_text()
+    for again in (("run", "mine/config.toml", "--out", "more"), ("report", "mine")):
+        refused = otafl(*again)
+        assert refused.returncode == 2
+        assert "nothing is named 'my-gbma'" in refused.stderr
+        assert "--plugin FILE.py" in refused.stderr
+    script = "import otafl; otafl.run(otafl.read_run('mine').config)"
+    refused = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "ConfigError: algorithm.name: nothing is named 'my-gbma'" in refused.stderr.splitlines()[-1]

@@ -9,6 +9,7 @@ import io
 import logging
 import math
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -235,11 +236,14 @@ def run(
         raise stop
     print_summary(result, folder)
     _draw(result, folder / "accuracy.png")
-    if config == "quick":
+    if config == "quick" and not chosen:
         print(
             "next   otafl sweep first      the same beside FedOAG, SCA and error-free training\n"
             f"       otafl plot {folder} -y num_active -o active.pdf; otafl config quick; otafl list"
         )
+    elif config == "quick":
+        more = "".join(f" --plugin {shlex.quote(file)}" for file in plugin or [])
+        print(f"next   otafl plot {folder} -y num_active -o active.pdf{more}")
     return DIVERGED_STATUS if result.diverged else 0
 
 
@@ -478,17 +482,22 @@ def theory(
 
 @app.command()
 def check(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method: see 'otafl list algorithms'.")],
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="A method: see 'otafl list algorithms'; or a law, fading.NAME.")
+    ],
     overrides: Overrides = None,
     plugin: Plugins = None,
 ) -> int:
-    """Check that a method, built in or your own, keeps the rules that hold for every method."""
+    """Check that a method, built in or your own, keeps the rules of all methods, or that a fading law is as it says."""
     from otafl.conformance import check as examine, knowledge_line
+    from otafl.laws import check_fading
 
     chosen = _parsed(overrides)
-    print(f"{method} {knowledge_line(method, chosen)}")
+    kind, _, law = method.rpartition(".")
+    if kind != "fading":
+        print(f"{method} {knowledge_line(method, chosen)}")
     failed = noted = 0
-    for name, verdict, text in examine(method, chosen):
+    for name, verdict, text in check_fading(law, chosen) if kind == "fading" else examine(method, chosen):
         print(f"  {verdict:<5} {name:<9} {text}", flush=True)
         failed += verdict == "FAIL"
         noted += verdict == "note"

@@ -196,6 +196,13 @@ class FunctionalDropout(nn.Linear):
         return nn.functional.dropout(super().forward(features), 0.5, self.training)
 
 
+def infinite() -> nn.Module:
+    module = nn.Linear(6, 3)
+    with torch.no_grad():
+        module.bias[1] = torch.inf
+    return module
+
+
 def frozen() -> nn.Module:
     module = nn.Sequential(nn.Linear(6, 3))
     module[0].bias.requires_grad_(False)
@@ -211,6 +218,8 @@ def frozen() -> nn.Module:
         (nn.Linear(7, 3), "cannot be trained on features of shape"),
         (nn.Linear(6, 4), "4 class scores for 3 classes"),
         (nn.Linear(6, 1), "1 class scores for 3 classes"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Softmax(-1)), "ends with a softmax"),
+        (infinite(), "weights that are not finite"),
         (Odd(), "no parameters"),
         (Itemising(), "cannot be trained on features"),
         (frozen(), "'0.bias' is frozen"),

@@ -338,6 +338,15 @@ def test_wrong_arrays_are_one_line(data: Any, line: str) -> None:
         dataset_of(data)
 
 
+def test_labels_may_be_booleans_and_pixels_as_numbers_are_noted() -> None:
+    config = otafl.load_config("stationary", GIVEN)
+    pixels, yes = X[:, :, :4, :4].astype(np.float32), Y > 1
+    for scale, noted in ((1.0, True), (1 / 255, False)):
+        x = pixels * np.float32(scale)
+        result = otafl.run(config, data=(x, yes, x[:20], yes[:20]), device="cpu")
+        assert any("and is not divided" in note for note in result.notes) == noted
+
+
 def test_wrong_modules_are_one_line() -> None:
     config = otafl.load_config("stationary", GIVEN)
     data = (X, Y, X[:20], Y[:20])
@@ -345,6 +354,9 @@ def test_wrong_modules_are_one_line() -> None:
         otafl.run(config, data=data, model=nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), device="cpu")
     with pytest.raises(PluginError, match=r"cannot be trained on features of shape \(3, 8, 8\)"):
         otafl.run(config, data=data, model=nn.Conv2d(5, 3, 3), device="cpu")
+    flat = (X[:, 0], Y, X[:20, 0], Y[:20])
+    with pytest.raises(PluginError, match=r"of shape \(8, 8\).*give a channel, X\[:, None\]"):
+        otafl.run(config, data=flat, model=nn.Conv2d(1, 4, 3), device="cpu")
     with pytest.raises(ConfigError, match=r"takes an nn.Module, not a str"):
         otafl.run(config, data=data, model="net", device="cpu")  # type: ignore[arg-type]
 

@@ -303,6 +303,11 @@ def _num_params(data: Choice, model: Choice, num_devices: int) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def read_config(path: Path) -> Config:
+    """The configuration of a run directory; the plug-ins that it names need not be loaded."""
+    return resolve(_read_toml(path), {}, unloaded=True)
+
+
 def file_layer(source: str | Path) -> Layer:
     """The keys that a preset or a TOML file gives."""
     return PRESETS[str(source)].layer() if str(source) in PRESETS else _read_toml(Path(source))
@@ -350,16 +355,19 @@ def parse_override(text: str) -> tuple[str, Any]:
         value = tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):
         if not all(c.isalnum() or c in "-_./" for c in raw.strip()):
-            raise ConfigError(f"--set {text}: {raw!r} is neither a TOML value nor a plain word") from None
+            point = raw.strip().replace(",", ".", 1)
+            hint = f"; for a decimal write {point}" if point.replace(".", "", 1).isdigit() else ""
+            raise ConfigError(f"--set {text}: {raw!r} is neither a TOML value nor a plain word{hint}") from None
         value = raw.strip()
     return dotted.strip(), value
 
 
-def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
+def resolve(base: Layer, user: Layer, keep_fitting: bool = False, unloaded: bool = False) -> Config:
     """Merge a base layer with what the user gave, and validate.
 
     Where the user chooses another `name` in a section, the base layer's other keys of that section are dropped. With
-    `keep_fitting` (for a file or a resolved configuration), keys that the new class has, too, are kept.
+    `keep_fitting` (for a file or a resolved configuration), keys that the new class has, too, are kept. With `unloaded`
+    (for what has been run) a plug-in need not be loaded: its keys are read as they are.
     """
     merged: Layer = {}
     for layer in (base, user):
@@ -390,7 +398,8 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
         name = keys.pop("name", CHOSEN[section][1])
         if not isinstance(name, str):
             raise ConfigError(f"{section}.name = {name!r}: must be a string")
-        cls = _chosen_class(section, name)
+        stranger = unloaded and name not in registry.names(CHOSEN[section][0])
+        cls = _unloaded_class(name, keys) if stranger else _chosen_class(section, name)
         if section == "data":
             mine = {key: keys.pop(key) for key in list(keys) if key in PARTITION_KEYS}
             built["partition"] = _validate(section, Partition, mine)
@@ -401,6 +410,8 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False) -> Config:
         if hasattr(choice.spec, "check_world"):
             check = functools.partial(choice.spec.check_world, built)
             registry.guarded(f"{choice.name}: check_world", choice.spec, check)
+    if unloaded:  # these were checked when it ran
+        return Config(**built)
     fading, name = built["fading"].spec, built["fading"].name
     if built["radio"].antennas > 1 and not getattr(fading, "zero_mean", False):
         raise ConfigError(f"radio.antennas: several need a fading law of zero mean (`zero_mean`); {name} is not one")
@@ -418,6 +429,19 @@ def _chosen_class(section: str, name: str) -> type:
     if not isinstance(cls, type) or parameters is None or not parameters.frozen:
         raise PluginError(f"{section}.name = {name!r}: must be a class decorated with @dataclass(frozen=True)")
     return cls
+
+
+def _unloaded_class(name: str, keys: Layer) -> type:
+    """A class in the place of a plug-in's that is not loaded."""
+    own = [key for key in keys if key not in PARTITION_KEYS]
+    return dataclasses.make_dataclass(f"Unloaded_{name}", [(key, Any) for key in own], frozen=True)
+
+
+def loaded(config: Config) -> Config:
+    """The configuration, of which every class must be known here: that of a run that was read need not be."""
+    for section, (kind, _) in CHOSEN.items():
+        registry.lookup(kind, getattr(config, section).name, f"{section}.name")
+    return config
 
 
 def _own_keys(cls: Any) -> frozenset[str]:
@@ -449,6 +473,7 @@ def _validate(section: str, cls: Any, keys: dict[str, Any], also: frozenset[str]
             place = _place(first["loc"])
             alike = [other["msg"] for other in others if _place(other["loc"]) == place]  # other types it may have
             choices = [first["msg"].removeprefix("Input "), *(text.removeprefix("Input should be ") for text in alike)]
+            choices = [text.replace("a valid tuple", f"a list, [{as_toml(first['input'])}]") for text in choices]
             raise ConfigError(f"{section}.{key}{place} = {as_toml(first['input'])}: {' or '.join(choices)}") from error
     required = dataclasses.MISSING
     for key, f in fields.items():

@@ -104,7 +104,9 @@ def _image_shape(name: str, shape: TaskShape) -> tuple[int, int, int]:
     """The shape of the images that a convolutional model needs."""
     _need_classes(name, shape)
     if shape.image_shape is None:
-        raise ConfigError(f'model.name = "{name}": the data set has no images; use "mlp" or "softmax"')
+        raise ConfigError(
+            f'model.name = "{name}": the data set has no images [N, channels, height, width]; use "mlp" or "softmax"'
+        )
     return shape.image_shape
 
 

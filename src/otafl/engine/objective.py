@@ -52,6 +52,11 @@ LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
 """Functions that give the loss of every example, [N]."""
 
 
+def _probabilities(output: Tensor) -> bool:
+    """Whether a model's outputs [n, classes] are probabilities, not scores."""
+    return bool((output >= 0).all()) and torch.allclose(output.sum(-1), torch.ones_like(output[..., 0]))
+
+
 class Scores(NamedTuple):
     """Mean loss and, where there are classes, accuracy, each [S]."""
 
@@ -150,7 +155,14 @@ class Objective:
                         "calls; for dropout use layers of nn.Dropout, whose masks are addressed, instead of functions"
                     )
                 if self.classifies and output.shape[-1] != self.num_classes:
-                    raise PluginError(f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes")
+                    labels = f"labels {int(self.train.targets.min())} … {int(self.train.targets.max())}, counted from 0"
+                    raise PluginError(
+                        f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes ({labels})"
+                    )
+                if self.classifies and self.num_classes > 1 and _probabilities(output):
+                    raise PluginError(
+                        "model: ends with a softmax, which the loss has already; leave it out, or training is slower"
+                    )
                 losses = self._example_loss(output, targets)
             if self.head is None or self.head.layers is None:  # linear layers and ReLU always can
                 key = [torch.zeros(1, dtype=torch.int64, device=self.device)] if self._drops else []
@@ -159,7 +171,10 @@ class Objective:
             raise
         except Exception as error:
             shape = tuple(features.shape[1:])
-            raise PluginError(f"model: cannot be trained on features of shape {shape}: {in_a_line(error)}") from error
+            hint = "; for images give a channel, X[:, None]" if len(shape) == 2 else ""
+            raise PluginError(
+                f"model: cannot be trained on features of shape {shape}: {in_a_line(error)}{hint}"
+            ) from error
         if losses.shape != targets.shape:
             raise PluginError(f"model: output of shape {tuple(output.shape)} does not give one loss per example")
 

@@ -51,7 +51,7 @@ class Budget(NamedTuple):
     @staticmethod
     def parse(text: str) -> "Budget":
         """The budget that `column=value` means, for instance `uplink_s=600`, `joules=0.5` or `rounds=300`."""
-        name, _, number = text.partition("=")
+        name, _, number = str(text).partition("=")
         try:
             most = float(number)
         except ValueError:

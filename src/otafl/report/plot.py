@@ -31,7 +31,7 @@ TITLES = {
     "round": "round",
     "channel_uses": "channel uses",
     "uplink_s": "uplink airtime (s)",
-    "energy_j": "energy of all devices (J)",
+    "energy_j": "radio energy of all devices (J)",
     "time_s": "time (s)",
     "test_accuracy": "test accuracy (%)",
     "test_loss": "test loss",

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from otafl._version import __version__
-from otafl.config.schema import Config, digest_of, load_config
+from otafl.config.schema import Config, digest_of, read_config
 from otafl.core.metrics import EXPLODED
 from otafl.disk import content_of, readable
 from otafl.errors import ConfigError, OtaflError, RunDirectoryError
@@ -32,6 +32,7 @@ from otafl.runs.directory import stored_summary
 from otafl.runs.table import Recorder
 
 LAST_ROUNDS = 50  # over which accuracies are averaged, as in the paper
+FEW_ACTIVE = 0.2  # share of devices below which the cause of divergence may be that hardly anybody is heard
 ACCURACIES = ("test_accuracy", "validation_accuracy", "mean_accuracy")
 
 
@@ -190,7 +191,8 @@ def summary_scores(
     if np.isfinite(active).any():
         scores["num_active"] = float(np.nansum(active * spans) / (np.isfinite(active) * spans).sum())
     if diverged:
-        scores["diverged"] = {str(seed): {"round": r, "cause": _cause(config)} for seed, r in diverged.items()}
+        cause = _cause(config, scores.get("num_active"))
+        scores["diverged"] = {str(seed): {"round": r, "cause": cause} for seed, r in diverged.items()}
     return scores
 
 
@@ -215,9 +217,11 @@ def overlong(config: Config, rounds: NDArray[np.int64], metrics: Mapping[str, ND
     )
 
 
-def _cause(config: Config) -> str:
+def _cause(config: Config, num_active: float | None) -> str:
     """The most likely causes of divergence, in words."""
     causes = [f"training.lr = {config.training.lr:g} is too large"]
+    if num_active is not None and num_active < FEW_ACTIVE * config.cell.devices:
+        causes.append(f"few devices are heard, {num_active:.3g} of {config.cell.devices}: lower the threshold")
     gamma = getattr(config.algorithm.spec, "gamma", None)
     if isinstance(gamma, float) and config.radio.noise_var_j > 0:
         causes.append(f"algorithm.gamma = {gamma:g} lets too much receiver noise in")
@@ -278,7 +282,7 @@ def read_run(path: str | Path) -> Result:
         text = content_of(file).decode()
         if not summary["sealed"] and digest_of(tomllib.loads(text)) != summary["config"]:
             raise ValueError("config.toml is not that of the run")
-        config = load_config(file)
+        config = read_config(file)
         recorder = Recorder(config.experiment.seeds, None)
         recorder.restore(content_of(path / "metrics.csv").decode())
         rounds, metrics = recorder.arrays()

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from otafl.config.schema import Config
+from otafl.config.schema import Config, load_config, loaded
 from otafl.core.contract import Info, Problem, Step
 from otafl.core.metrics import EXPLODED, RESERVED_COLUMNS
 from otafl.core.round import Round
@@ -67,7 +68,7 @@ class Simulation:
 
     def __init__(
         self,
-        config: Config,
+        config: Config | str | Path,
         device: torch.device | str = "auto",
         model: nn.Module | None = None,
         noise: NoiseSource | None = None,
@@ -76,7 +77,7 @@ class Simulation:
         """Load the data, compute all channels, and let the method plan.
 
         Args:
-            config: what to simulate.
+            config: what to simulate; a preset's name or a file, too.
             device: "auto" (a GPU if there is one), "cpu", "cuda", or a torch.device.
             model: a module that replaces `[model]`; every seed starts from its weights.
             noise: a source of unit-variance receiver noise that replaces the seeded one.
@@ -85,6 +86,7 @@ class Simulation:
         Raises:
             OtaflError: the configuration or the method cannot be run, or does not fit into memory.
         """
+        config = loaded(config) if isinstance(config, Config) else load_config(config)
         device = choose_device(device) if isinstance(device, str) else device
         refuse_too_large(config, device, dataset, model)
         self.config, self.device = config, device

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from otafl.config.schema import PAPER_PARAMS, Config, load_config, num_params, scaled_gamma
+from otafl.config.schema import PAPER_PARAMS, Config, load_config, loaded, num_params, scaled_gamma
 from otafl.core.metrics import Ledger, Rows, consensus, on_host
 from otafl.core.state import continued, rebuilt, tensors_of
 from otafl.engine import models
@@ -54,6 +54,7 @@ class Interrupted(OtaflError):
         self.round, self.exit_status = round_, 128 + number
 
 
+LARGEST_FEATURE = 16.0  # values of one's own above it are hardly standardised
 _alone = threading.RLock()  # building models and reading their layers change things that belong to the whole process
 
 
@@ -103,8 +104,7 @@ def run(
             )
         if not isinstance(out, str | Path | None):
             raise ConfigError(f"run(out=...) takes the path of a directory, not a {type(out).__name__}")
-        if not isinstance(config, Config):
-            config = load_config(config)
+        config = loaded(config) if isinstance(config, Config) else load_config(config)
         config, notes = with_objects(config, data, model)
         compute = choose_device(device)
         if out is None:
@@ -134,6 +134,12 @@ def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Co
     notes: tuple[str, ...] = ()
     if data is not None:
         dataset = dataset_of(data)
+        features = dataset.train.features
+        if features.size and features.min() >= 0 and features.max() > LARGEST_FEATURE:
+            notes = (
+                f"X ranges over {features.min():g} … {features.max():g} and is not divided: only bytes are; if these "
+                "are pixels, give X.astype('uint8') or X / 255",
+            )
         digest = data_digest(dataset)
         own_data.remember(digest, dataset)
         config = config.replace({"data.name": "arrays", "data.digest": digest})
@@ -142,6 +148,8 @@ def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Co
             raise ConfigError(f"run(model=...) takes an nn.Module, not a {type(model).__name__}")
         if any(isinstance(value, nn.parameter.UninitializedParameter) for value in model.parameters()):
             raise PluginError("model: has lazy layers without weights; call it once on a batch of your data first")
+        if not all(bool(value.isfinite().all()) for value in model.parameters()):
+            raise PluginError("model: has weights that are not finite")
         digest = module_digest(model)
         models.remember(digest, model)
         config = config.replace({"model.name": "module", "model.digest": digest})
@@ -150,7 +158,7 @@ def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Co
             size, scaled = num_params(config), scaled_gamma(gamma, config)
             config = config.replace({"algorithm.gamma": scaled})
             change = f"for the paper's {PAPER_PARAMS:,} parameters; for this module's {size:,} it is {scaled:g}"
-            notes = (f"algorithm.gamma = {gamma:g} is {change}, so that the same devices are heard",)
+            notes += (f"algorithm.gamma = {gamma:g} is {change}, so that the same devices are heard",)
     return config, notes
 
 

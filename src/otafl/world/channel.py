@@ -91,6 +91,8 @@ def trajectory(
     _check("pathloss", pathloss, mean_gain, shape)
     if not (mean_gain > 0).all():
         raise _complaint("pathloss", pathloss, "a mean gain is not positive")
+    if not callable(getattr(fading, "exceed_prob", None)):
+        raise _complaint("fading", fading, "has no function exceed_prob(power), P(|g|² ≥ power)")
     each = []
     for k in range(antennas):
         mine = streams if k == 0 else Streams(streams.key("antenna", k))
@@ -100,6 +102,8 @@ def trajectory(
             lambda mine=mine: fading.coefficients(positions_m, mine),  # type: ignore[misc]
         )
         _check("fading", fading, coefficients, shape)
+        if not np.iscomplexobj(coefficients):
+            raise _complaint("fading", fading, "returned real numbers; fading is complex, an amplitude and a phase")
         each.append(np.sqrt(mean_gain) * coefficients)
     if antennas == 1:
         return Trajectory(positions_m, distance_m, mean_gain, each[0], each[0][..., None], mean_gain)

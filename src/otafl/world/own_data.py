@@ -294,7 +294,7 @@ def dataset_of(data: object) -> Dataset:
         if values.shape[1:] != x.shape[1:]:
             raise ConfigError(f"data: X_test has examples of shape {list(values.shape[1:])}, X {list(x.shape[1:])}")
     for name, labels, values in (("y", y, x), ("y_test", y_test, x_test)):
-        if labels.dtype.kind not in "iu" or labels.shape != (len(values),):
+        if labels.dtype.kind not in "iub" or labels.shape != (len(values),):
             raise ConfigError(
                 f"data: {name} has shape {list(labels.shape)} and {labels.dtype}; give {len(values)} whole numbers"
             )

@@ -1,0 +1,80 @@
+"""Checks a fading law, a user's own too, against what it says of itself.
+
+    power      E|g|² = 1, within 5 standard errors over devices
+    tail       P(|g|² ≥ p) = exceed_prob(p), which is in [0, 1] and falls
+    again      the same streams give the same fading: all draws come from them
+    beginning  the first rounds do not depend on how many follow
+
+Knows: fading laws, positions.
+Does not know: methods, training.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from otafl.config.schema import Config, load_config
+from otafl.conformance import Finding, Verdict
+from otafl.world.channel import trajectory
+
+DEVICES, ROUNDS = 400, 60
+POWERS = (0.05, 0.2, 0.5, 0.95, 2.0, 4.0)
+SIGMAS = 5.0
+LEAST = 0.02  # by which a law of few independent draws may be off anyway, as Clarke's waves are
+
+
+def check_fading(name: str, overrides: Mapping[str, Any] | None = None) -> Iterator[Finding]:
+    """Run every check on a fading law, one after the other as the result is read.
+
+    Args:
+        name: name of a law, built in or registered.
+        overrides: keys of the world or of the law, `{"section.key": value}`.
+
+    Yields:
+        What each check found; the law passes if none is "FAIL".
+
+    Raises:
+        OtaflError: the law cannot be used at all.
+
+    >>> [finding.verdict for finding in check_fading("rayleigh")]
+    ['ok', 'ok', 'ok', 'ok']
+    """
+    world = {"cell.devices": DEVICES, "cell.placement": "uniform", "fading.name": name, **(overrides or {})}
+    config = load_config("stationary", world)
+    law = config.fading.spec
+    power = np.abs(_drawn(config, ROUNDS)) ** 2
+    mean, error = _over_devices(power)
+    text = f"E|g|² = {mean:.3f} ± {error:.3f} over {DEVICES} devices and {ROUNDS} rounds"
+    good = abs(mean - 1) < SIGMAS * error + LEAST
+    yield Finding("power", "ok" if good else "FAIL", text if good else f"{text}; it must be 1")
+    claimed = np.asarray(law.exceed_prob(np.array(POWERS)), dtype=np.float64)
+    if claimed.shape != (len(POWERS),) or not ((claimed >= 0) & (claimed <= 1)).all() or (np.diff(claimed) > 0).any():
+        yield Finding("tail", "FAIL", f"exceed_prob of {POWERS} is {claimed.tolist()}; give probabilities that fall")
+    else:
+        found = [_over_devices((power >= p).astype(np.float64)) for p in POWERS]
+        off = [abs(share - p) - SIGMAS * error - LEAST for (share, error), p in zip(found, claimed, strict=True)]
+        worst = int(np.argmax(off))
+        text = f"P(|g|² ≥ {POWERS[worst]:g}) is {found[worst][0]:.3f} drawn, {claimed[worst]:.3f} by exceed_prob"
+        yield Finding("tail", "ok" if off[worst] <= 0 else "FAIL", text)
+    same = np.array_equal(_drawn(config, ROUNDS), _drawn(config, ROUNDS))
+    yield Finding("again", *_said(same, "the same seed gives the same fading", "draw from `streams.at(name, t)` only"))
+    same = np.array_equal(_drawn(config, ROUNDS)[:20], _drawn(config, 20))
+    yield Finding("beginning", *_said(same, "20 rounds are the first 20 of more", "address draws by their round"))
+
+
+def _said(good: bool, text: str, remedy: str) -> tuple[Verdict, str]:
+    return ("ok", text) if good else ("FAIL", f"not so: {text}; {remedy}")
+
+
+def _drawn(config: Config, num_rounds: int) -> np.ndarray:
+    """Fading of all devices that stand still, [T, M]."""
+    way = trajectory.__wrapped__ if hasattr(trajectory, "__wrapped__") else trajectory  # not the one that is kept
+    found = way(config.cell, config.mobility.spec, config.pathloss.spec, config.fading.spec, num_rounds, 0)
+    return np.asarray(found.coeff / np.sqrt(found.mean_gain))
+
+
+def _over_devices(values: np.ndarray) -> tuple[float, float]:
+    """Mean of [T, M], and its standard error if devices are independent and rounds perhaps are not."""
+    per_device = values.mean(0)
+    return float(per_device.mean()), float(per_device.std(ddof=1) / np.sqrt(len(per_device)))
