@@ -1,6 +1,6 @@
 """How fast rounds are on a CUDA GPU, against a plain PyTorch loop on the same GPU and against the card's ceilings.
 
-    python benchmarks/gpu.py [--out results/gpu.csv] [--only methods|paper|devices]
+    python benchmarks/gpu.py [--out results/gpu.csv] [--only methods|others|values|paper|devices]
 
 Every device is trained (`skip_unheard = false`), models are evaluated every 10 rounds. A run's time is from its
 first round to its last row; building its world ("set-up") and compiling kernels ("first run") are stated apart.
@@ -8,6 +8,7 @@ first round to its last row; building its world ("set-up") and compiling kernels
 
 import argparse
 import csv
+import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +18,13 @@ import torch
 from torch import nn
 
 import otafl
+from otafl import registry
 from otafl.simulation.build import Simulation
-from otafl.simulation.run import run
+from otafl.simulation.run import Turn, run, run_in_turns
 
 GAMMAS = (1e-10, 3e-10, 5e-10, 8e-10, 1e-9, 1.5e-9, 2e-9, 3e-9, 5e-9)
-MEMORYLESS = ("vanilla", "sca", "bb-interior", "bb-alternative", "opc", "lcpc", "air-feel")
+MAIN = ("fedoag", "fedavg", "ota-fedavg")
+OTHERS = sorted(set(registry.BUILTIN["algorithms"]) - set(MAIN))
 ROUND_FLOP = 39.1e9  # of pre-activation-space training, one seed and round of the paper's workload
 MODEL_BYTES = 814_090 * 4
 
@@ -72,8 +75,8 @@ def timed(algorithm: str, precision: str, rounds: int, **overrides: Any) -> tupl
     """(set-up, rounds) in seconds, and the result."""
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     base = {"training.precision": precision, "training.skip_unheard": False, "experiment.rounds": rounds}
-    if algorithm == "vanilla":
-        base["training.lr"] = 0.003  # with more it diverges, and a run that stops early would look fast
+    if algorithm not in MAIN:
+        base["training.lr"] = 0.003  # with more some diverge, and a run that stops early would look fast
     config = otafl.load_config("stationary", {"algorithm.name": algorithm, **base, **keys})
     start = time.perf_counter()
     started: list[float] = []
@@ -118,7 +121,7 @@ def methods(table: Table, rates: dict[str, float]) -> None:
     for precision in ("tf32", "float32"):
         floor = 5 * max(ROUND_FLOP / rates[precision], 3 * 30 * MODEL_BYTES / rates["bytes"])
         table.add(f"floor of fedoag, {precision}, 800 rounds x 5 seeds", 800 * floor, "s")
-        for algorithm in ("fedoag", "fedavg", "ota-fedavg"):
+        for algorithm in MAIN:
             first = sum(timed(algorithm, precision, 20)[:2])
             table.add(f"{algorithm}, {precision}: first run (compilation), 20 rounds", first, "s")
             torch.cuda.reset_peak_memory_stats()
@@ -131,10 +134,35 @@ def methods(table: Table, rates: dict[str, float]) -> None:
             table.add(f"{algorithm}, {precision}: batches already drawn", again, "s")
             table.add(f"{algorithm}, {precision}: fraction of the floor", 800 * floor / again, "")
             table.add(f"{algorithm}, {precision}: ratio to the plain loop", plain * 4000 / again, "x")
-    for algorithm in MEMORYLESS:
+
+
+def others(table: Table) -> None:
+    """Every other method, and how often FedOAG's time it takes; fewer rounds, since none depends on their number."""
+    timed("fedoag", "tf32", 20)
+    _, ours, _ = timed("fedoag", "tf32", 200)
+    for algorithm in OTHERS:
         timed(algorithm, "tf32", 20)
-        _, spent, result = timed(algorithm, "tf32", 800)
-        table.add(f"{algorithm}, tf32, 800 rounds x 5 seeds", spent, "s", failures(result))
+        _, spent, result = timed(algorithm, "tf32", 200)
+        note = failures(result) or f"{spent / ours:.2f} x fedoag"
+        table.add(f"{algorithm}, tf32, 200 rounds x 5 seeds", spent, "s", note)
+
+
+def several_values(table: Table) -> None:
+    """Seven values of γ, one after the other and in turns, which is what `otafl sweep --together 7` does."""
+    timed("fedoag", "tf32", 20)
+    base = {"training.precision": "tf32", "training.skip_unheard": False}
+    configs = [otafl.load_config("stationary", {**base, "algorithm.gamma": gamma}) for gamma in GAMMAS[:7]]
+    spent = []
+    for together in (1, 2, 4, 7):
+        with tempfile.TemporaryDirectory() as folder:
+            turns = [Turn(config, Path(folder) / str(i)) for i, config in enumerate(configs)]
+            start = time.perf_counter()
+            for i in range(0, len(turns), together):
+                run_in_turns(turns[i : i + together], "cuda")
+            torch.cuda.synchronize()
+            spent.append(time.perf_counter() - start)
+        note = f"{spent[-1] / spent[0]:.2f} of one after the other" if together > 1 else ""
+        table.add(f"seven values of gamma, {together} at a time, set-up and files included", spent[-1], "s", note)
 
 
 def paper_set(table: Table) -> None:
@@ -197,7 +225,7 @@ def main() -> None:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/gpu.csv"))
-    parser.add_argument("--only", choices=("methods", "paper", "devices"))
+    parser.add_argument("--only", choices=("methods", "others", "values", "paper", "devices"))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu.py: torch sees no CUDA device here; the CPU's are in benchmarks/compare.py")
@@ -206,6 +234,10 @@ def main() -> None:
     rates = ceilings(table)
     if arguments.only in (None, "methods"):
         methods(table, rates)
+    if arguments.only in (None, "others"):
+        others(table)
+    if arguments.only in (None, "values"):
+        several_values(table)
     if arguments.only in (None, "devices"):
         many_devices(table, rates)
     if arguments.only in (None, "paper"):

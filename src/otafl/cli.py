@@ -71,7 +71,8 @@ Labels = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 ExecutorName = Annotated[str, typer.Option(help="local, or ray for a Ray cluster.")]
-Workers = Annotated[int | None, typer.Option(help="local: runs at a time; default one per core, one on a GPU.")]
+Workers = Annotated[int | None, typer.Option(help="local: worker processes; default one per core, one on a GPU.")]
+Together = Annotated[int, typer.Option(help="local: runs of a worker at a time, in turns; several overlap on a GPU.")]
 Address = Annotated[str | None, typer.Option(help="ray: the cluster's address; default: one on this machine.")]
 Cpus = Annotated[float, typer.Option(help="CPUs of a run: its threads, whatever the number of workers.")]
 Gpus = Annotated[float, typer.Option(help="ray: GPUs of a run; may be a fraction.")]
@@ -258,6 +259,7 @@ def sweep(
     device: Device = "auto",
     executor: ExecutorName = "local",
     workers: Workers = None,
+    together: Together = 1,
     address: Address = None,
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
@@ -283,7 +285,7 @@ def sweep(
     if dry_run:
         print(study.plan())
         return 0
-    outcome = conduct(study, device, Executor(executor, workers, address, cpus, gpus))
+    outcome = conduct(study, device, Executor(executor, workers, together, address, cpus, gpus))
     if not outcome.status:
         from otafl.report.compare import overview
 
@@ -318,6 +320,7 @@ def tune(
     device: Device = "auto",
     executor: ExecutorName = "local",
     workers: Workers = None,
+    together: Together = 1,
     address: Address = None,
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
@@ -336,7 +339,9 @@ def tune(
     from otafl.studies.conduct import Executor
 
     folder = Path(out) if out is not None else Path("sweeps") / f"{asked.name}-tune"
-    found = tuning.tune(asked, folder, file, device=device, executor=Executor(executor, workers, address, cpus, gpus))
+    found = tuning.tune(
+        asked, folder, file, device=device, executor=Executor(executor, workers, together, address, cpus, gpus)
+    )
     table, chosen = tuning.write(found, asked, folder)
     for group, point in found.chosen.items():
         where = ", ".join(str(value) for _, value in group) or asked.name
@@ -617,6 +622,7 @@ def reproduce(
     device: Device = "auto",
     executor: ExecutorName = "local",
     workers: Workers = None,
+    together: Together = 1,
     address: Address = None,
     cpus: Cpus = 1.0,
     gpus: Gpus = 0.0,
@@ -634,7 +640,9 @@ def reproduce(
     started = time.monotonic()
     folder = Path(out) if out is not None else Path("reproduction-quick" if quick else "reproduction")
     changes = _parsed(overrides)
-    drawn = make(what, folder, quick, changes, device=device, executor=Executor(executor, workers, address, cpus, gpus))
+    drawn = make(
+        what, folder, quick, changes, device=device, executor=Executor(executor, workers, together, address, cpus, gpus)
+    )
     if drawn.files:
         print("\n".join(str(path) for path in drawn.files))
         print(f"done in {time.monotonic() - started:.0f} s")

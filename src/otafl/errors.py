@@ -25,6 +25,10 @@ class ConfigError(OtaflError):
     """A configuration key, value or combination that cannot be run."""
 
 
+class TooLargeError(ConfigError):
+    """A configuration that does not fit into the free memory."""
+
+
 class DataError(OtaflError):
     """A data file that is missing, damaged or of the wrong kind."""
 

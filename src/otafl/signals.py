@@ -12,12 +12,12 @@ from typing import Any
 
 
 @contextmanager
-def caught_signals() -> Iterator[list[int]]:
+def caught_signals(caught: list[int] | None = None) -> Iterator[list[int]]:
     """Inside the `with` block, the first SIGINT or SIGTERM is only noted in the list; a second SIGINT interrupts.
 
     Outside the main thread, where Python has no handlers, nothing changes.
     """
-    caught: list[int] = []
+    caught = [] if caught is None else caught
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return

@@ -17,6 +17,7 @@ from otafl.core.metrics import Ledger
 from otafl.engine.fast import preactivation
 from otafl.random import Streams
 from otafl.simulation.graph import Rounds
+from otafl.simulation.run import Turn, run_in_turns
 from tests.algorithms import small_methods  # noqa: F401 - makes them known
 from tests.conftest import make_config, simulate
 
@@ -340,3 +341,23 @@ def test_rounds_that_cannot_be_recorded_are_done_one_by_one(what: Any) -> None:
     assert not replays(asking)
     one, other = otafl.run(asking, device="cuda"), otafl.run(config, device="cuda")
     assert torch.allclose(one.params, other.params, rtol=1e-3, atol=1e-5)
+
+
+def test_runs_in_turns_have_the_bytes_that_they_have_alone(tmp_path: Path) -> None:
+    """Each has a stream of its own; precisions, methods and sizes differ."""
+    forms: list[tuple[str, dict[str, Any]]] = [
+        ("fedoag", {"training.precision": "float32"}),
+        ("fedoag", {"training.precision": "tf32", "training.lr": 0.05}),
+        ("fedoag-zero", {"training.precision": "tf32"}),
+        ("ota-fedavg", {"model.hidden": [64]}),
+        ("sca", {"experiment.rounds": 20}),
+    ]
+    turns = [
+        Turn(make_config(name, {**NETWORK, "experiment.rounds": 40, **keys}), tmp_path / "turns" / str(i))
+        for i, (name, keys) in enumerate(forms)
+    ]
+    run_in_turns(turns, "cuda")
+    for i, turn in enumerate(turns):
+        otafl.run(turn.config, tmp_path / "alone" / str(i), "cuda")
+        for name in ("metrics.csv", "model.safetensors"):
+            assert (tmp_path / "alone" / str(i) / name).read_bytes() == (turn.out / name).read_bytes(), (i, name)

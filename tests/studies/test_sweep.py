@@ -153,9 +153,11 @@ def test_one_run_that_fails_leaves_the_others_alone(tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.slow
-def test_a_worker_without_memory_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_worker_without_memory_fails_alone(together: int, tmp_path: Path) -> None:
     asked = sweep({"axes": {"model.hidden": [[5], [10**6, 10**6]]}})
-    outcome = conduct(Study(tmp_path / "study", asked), device="cpu", executor=Executor(workers=1), quiet=True)
+    executor = Executor(workers=1, together=together)
+    outcome = conduct(Study(tmp_path / "study", asked), device="cpu", executor=executor, quiet=True)
     assert outcome.status == 1
     assert ["memory" in line for line in outcome.errors.values()] == [True]
     assert [row["status"] for row in rows(tmp_path / "study")] == ["complete", "failed"]
@@ -218,14 +220,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_a_sweep_killed_ten_times_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
-    """24 runs; kill -9 on the parent or on a worker at random moments; the same bytes in the end."""
+    """24 runs; kill -9 on the parent or on a worker, in which three take turns, at random moments; the same bytes."""
     keys = SMALL | {"experiment.rounds": 700, "experiment.eval_every": 70, "experiment.checkpoint_s": 0.05}
     lines = "\n".join(f'"{key}" = {as_toml(value)}' for key, value in keys.items())
     (tmp_path / "sweep.toml").write_text(KILLED.format(keys=lines))
     command = [sys.executable, "-m", "otafl.cli", "sweep", "sweep.toml", "--device", "cpu", "--workers", "2", "--out"]
 
     def start(out: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([*command, out], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        turns = ("--together", "3") if out == "parts" else ()
+        whole = [*command, out, *turns]
+        return subprocess.Popen(whole, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     assert start("whole").wait(timeout=300) == 0
     moments, kills = random.Random(3), 0

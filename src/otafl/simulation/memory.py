@@ -22,7 +22,7 @@ from otafl.engine.fast.preactivation import CHUNK_BYTES, MOST_EXTRA_WORK
 from otafl.engine.models import TaskShape, without_storage
 from otafl.engine.objective import DTYPES, EVALUATION_IMAGES
 from otafl.engine.training import CHUNK_ELEMENTS, THREADS_FROM
-from otafl.errors import ConfigError
+from otafl.errors import TooLargeError
 from otafl.radio.csi import View
 from otafl.radio.knowledge import QUANTITIES, Quantity
 from otafl.world.data import Dataset, Sizes, sizes_of
@@ -77,7 +77,7 @@ def refuse_too_large(
         total = sum(part.size for part in needed)
         if total > free:
             largest = max(needed, key=lambda part: part.size)
-            raise ConfigError(
+            raise TooLargeError(
                 f"this run needs about {total / GIB:.1f} GiB of {where}, of which {largest.size / GIB:.1f} for "
                 f"{largest.name}, and {free / GIB:.1f} GiB are free; lower {largest.lower}"
             )

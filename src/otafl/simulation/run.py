@@ -9,8 +9,8 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from otafl.config.schema import PAPER_PARAMS, Config, load_config, loaded, num_p
 from otafl.core.metrics import Ledger, Rows, consensus, on_host
 from otafl.core.state import continued, rebuilt, tensors_of
 from otafl.engine import models
-from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError
+from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError, is_out_of_memory
 from otafl.radio.noise import NoiseSource
 from otafl.runs.directory import Checkpoint, RunDirectory
 from otafl.runs.identity import data_digest, is_plugin, module_digest, name_hash, sources
@@ -43,6 +43,8 @@ Observer = Callable[[int, Rows | None], None]
 
 A row is a dict of column name to one value per seed.
 """
+UnderWay = Generator[None, None, Result]
+"""A run that pauses when it is set up, and after every round."""
 
 
 class Interrupted(OtaflError):
@@ -106,27 +108,89 @@ def run(
             raise ConfigError(f"run(out=...) takes the path of a directory, not a {type(out).__name__}")
         config = loaded(config) if isinstance(config, Config) else load_config(config)
         config, notes = with_objects(config, data, model)
-        compute = choose_device(device)
-        if out is None:
-            result = _fold(Simulation(config, compute, noise=noise), None, observer)
-            return dataclasses.replace(result, notes=(*notes, *result.notes))
-        if noise is not None:
+        if out is not None and noise is not None:
             raise ConfigError("run(out=...) cannot record a source of noise that is given as an object")
-        place, dataset = fresh_directory(Path(out)) if fresh else Path(out), None
-        if is_plugin(config.data.spec):  # its arrays are part of the run's identity
-            dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
-        with RunDirectory.open(place, config, sources(config, dataset)) as directory:
-            if directory.finished() is not None:
-                return _already_complete(place)
-            with _heard_log() as messages:
-                sim = Simulation(config, compute, dataset=dataset)
-            directory.create()  # only now, so that a failed start leaves nothing behind
-            if directory.finished() is not None:  # another process has finished it meanwhile
-                return _already_complete(place)
-            for message in (*notes, *messages):
-                directory.log(message)
-            result = _fold(sim, directory, observer)
-            return dataclasses.replace(result, notes=(*notes, *result.notes))
+        place = None if out is None else fresh_directory(Path(out)) if fresh else Path(out)
+        stop: list[int] = []
+        with closing(_under_way(config, place, choose_device(device), observer, stop, noise, notes)) as rounds:
+            result = _next(rounds)  # set-up, which a signal ends at once
+            with nullcontext() if place is None else caught_signals(stop):
+                while result is None:
+                    result = _next(rounds)
+        return dataclasses.replace(result, notes=(*notes, *result.notes))
+
+
+@dataclasses.dataclass
+class Turn:
+    """A run that goes on by a round whenever it is its turn."""
+
+    config: Config
+    out: Path
+    observer: Observer | None = None
+    outcome: Result | Exception | None = None
+    """Its result, or what ended it; None while it goes on."""
+
+
+def run_in_turns(turns: Sequence[Turn], device: str) -> None:
+    """Carry out several runs in one process, a round of each in turn; on a GPU, where each has a stream, they overlap.
+
+    Each gets the bytes that it has alone. An error ends its own run only, a signal all of them, after a checkpoint.
+    """
+    stop: list[int] = []
+    with _alone, caught_signals(stop), ExitStack() as stack:
+        compute, going, set_up = choose_device(device), [], False
+        for turn in turns:
+            rounds = _under_way(turn.config, turn.out, compute, turn.observer, stop)
+            stream = torch.cuda.Stream(compute) if compute.type == "cuda" else None  # type: ignore[no-untyped-call]
+            going.append((turn, stack.enter_context(closing(rounds)), stream))
+        while going:
+            for turn, rounds, stream in going:
+                try:
+                    with nullcontext() if stream is None else torch.cuda.stream(stream):
+                        turn.outcome = _next(rounds)
+                except Exception as error:  # without a traceback that would hold its memory
+                    turn.outcome = error.with_traceback(None) if is_out_of_memory(error) else error
+                if stream is not None and not set_up:
+                    stream.synchronize()  # others may read what it has made
+            set_up = True
+            going = [(turn, rounds, stream) for turn, rounds, stream in going if turn.outcome is None]
+
+
+def _next(rounds: UnderWay) -> Result | None:
+    """Go on to the next pause; the result if there was none."""
+    try:
+        return next(rounds)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def _under_way(
+    config: Config,
+    place: Path | None,
+    device: torch.device,
+    observer: Observer | None,
+    stop: Sequence[int],
+    noise: NoiseSource | None = None,
+    notes: Sequence[str] = (),
+) -> UnderWay:
+    """A run that pauses when it is set up and after every round; `stop` gets the number of a signal."""
+    if place is None:
+        return (yield from _fold(Simulation(config, device, noise=noise), None, observer, stop))
+    dataset = None
+    if is_plugin(config.data.spec):  # its arrays are part of the run's identity
+        dataset = load_dataset(config.data.name, config.data.spec, config.cell.devices)
+    with RunDirectory.open(place, config, sources(config, dataset)) as directory:
+        if directory.finished() is not None:
+            return _already_complete(place)
+        with _heard_log() as messages:
+            sim = Simulation(config, device, dataset=dataset)
+        directory.create()  # only now, so that a failed start leaves nothing behind
+        if directory.finished() is not None:  # another process has finished it meanwhile
+            return _already_complete(place)
+        for message in (*notes, *messages):
+            directory.log(message)
+        return (yield from _fold(sim, directory, observer, stop))
 
 
 def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Config, tuple[str, ...]]:
@@ -181,7 +245,7 @@ def fresh_directory(place: Path) -> Path:
     return free
 
 
-def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | None) -> Result:
+def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | None, stop: Sequence[int]) -> UnderWay:
     """Run all rounds of a simulation, from the start or from a checkpoint."""
     config = sim.config
     num_rounds, eval_every = config.experiment.rounds, config.experiment.eval_every
@@ -213,36 +277,35 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
         directory.log(f"continues from round {first}" if checkpoint else f"starts on {describe_device(sim.device)}")
     if observer is not None:
         observer(first, None)
-    signals: AbstractContextManager[list[int]] = caught_signals() if directory is not None else nullcontext([])
-    with signals as stop:
-        for t in range(first, num_rounds):
-            rounds.advance(t)
-            state = rounds.state
-            done = t + 1
-            recorded = done % eval_every == 0 or done == num_rounds
-            row = None
-            columns = _columns(sim, state, ledger, done) if recorded else {}  # queued while rounds still run
-            if recorded or sim.device.type == "cpu":
-                sim.check()
-            if recorded:
-                alive = (ledger.diverged_at < 0).tolist()
-                if not any(alive):
-                    break
-                row = on_host(columns)
-                recorder.add(done, row, alive)
-            if observer is not None:
-                observer(done, row)
-            now = time.monotonic()
-            due = now - last_saved >= config.experiment.checkpoint_s and done < num_rounds
-            if directory is not None and (due or stop):
-                sim.check()
-                elapsed_s, tensors = earlier_s + now - started, _tensors(state, ledger)
-                directory.save_checkpoint(Checkpoint(done, elapsed_s, tensors, recorder.text, made_with, continued))
-                last_saved = time.monotonic()
-                directory.log(f"checkpoint after round {done}")
-                if stop:
-                    directory.log(f"stopped by {signal.Signals(stop[0]).name} after round {done}")
-                    raise Interrupted(stop[0], done)
+    for t in range(first, num_rounds):
+        yield
+        rounds.advance(t)
+        state = rounds.state
+        done = t + 1
+        recorded = done % eval_every == 0 or done == num_rounds
+        row = None
+        columns = _columns(sim, state, ledger, done) if recorded else {}  # queued while rounds still run
+        if recorded or sim.device.type == "cpu":
+            sim.check()
+        if recorded:
+            alive = (ledger.diverged_at < 0).tolist()
+            if not any(alive):
+                break
+            row = on_host(columns)
+            recorder.add(done, row, alive)
+        if observer is not None:
+            observer(done, row)
+        now = time.monotonic()
+        due = now - last_saved >= config.experiment.checkpoint_s and done < num_rounds
+        if directory is not None and (due or stop):
+            sim.check()
+            elapsed_s, tensors = earlier_s + now - started, _tensors(state, ledger)
+            directory.save_checkpoint(Checkpoint(done, elapsed_s, tensors, recorder.text, made_with, continued))
+            last_saved = time.monotonic()
+            directory.log(f"checkpoint after round {done}")
+            if stop:
+                directory.log(f"stopped by {signal.Signals(stop[0]).name} after round {done}")
+                raise Interrupted(stop[0], done)
     wall_s = earlier_s + time.monotonic() - started
     if directory is not None and rounds.how is not None:
         directory.log(rounds.how)

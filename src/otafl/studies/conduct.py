@@ -35,7 +35,9 @@ class Executor:
     name: str = "local"
     """"local" for worker processes on this machine, "ray" for tasks on a Ray cluster."""
     workers: int | None = None
-    """Runs at a time, for "local"; None is one per core, or one on a GPU."""
+    """Worker processes, for "local"; None is one per core, or one on a GPU."""
+    together: int = 1
+    """Runs of a worker at a time, in turns: several overlap on a GPU."""
     address: str | None = None
     """Address of the Ray cluster; None starts one on this machine."""
     cpus: float = 1.0
@@ -48,6 +50,8 @@ class Executor:
             raise ConfigError(f"--executor {self.name}: choose from {', '.join(EXECUTORS)}")
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"--workers {self.workers}: at least 1")
+        if self.together < 1:
+            raise ConfigError(f"--together {self.together}: at least 1")
         if not (0 < self.cpus < math.inf and 0 <= self.gpus < math.inf):
             raise ConfigError("--cpus and --gpus: give what one run needs")
 
@@ -57,7 +61,7 @@ class Executor:
         return max(1, int(self.cpus))
 
     def workers_on(self, device: str) -> int:
-        """Runs at a time on this machine."""
+        """Worker processes on this machine."""
         from otafl.simulation.build import choose_device
 
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -88,7 +92,8 @@ def _conduct(study: Study, device: str, executor: Executor, quiet: bool) -> Outc
 
                 ray.carry_out(study, cases, board, executor.address, device, executor.cpus, executor.gpus)
             elif cases:
-                carry_out(study, cases, board, executor.workers_on(device), device, executor.threads)
+                workers = executor.workers_on(device)
+                carry_out(study, cases, board, workers, device, executor.threads, executor.together)
     except Stopped as stop:
         status = 128 + stop.number
         left = total - board.finished

@@ -67,7 +67,7 @@ class Stopped(Exception):
 
 
 class _Worker:
-    """A worker process and the case it runs."""
+    """A worker process and the cases it runs."""
 
     def __init__(self, log: IO[bytes], threads: int) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
@@ -79,11 +79,12 @@ class _Worker:
             env=environment,
             start_new_session=True,  # so that Ctrl-C reaches the parent only
         )
-        self.case: Case | None = None
+        self.cases: dict[str, Case] = {}
+        """The cases that it has not finished, by their folders."""
         self._rest = b""
 
-    def give(self, case: Case, task: dict[str, Any]) -> None:
-        self.case = case
+    def give(self, cases: dict[str, Case], task: dict[str, Any]) -> None:
+        self.cases = cases
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died, which the end of its output shows
             self.process.stdin.write(json.dumps(task).encode() + b"\n")
@@ -109,21 +110,24 @@ class _Worker:
         return [json.loads(line) for line in lines if line]
 
 
-def carry_out(study: Study, cases: list[Case], board: Board, workers: int, device: str, threads: int) -> None:
-    """Run the cases, several at a time; errors are noted in `board.errors`, and other runs go on."""
-    waiting, deaths = deque(cases), dict.fromkeys((case.folder for case in cases), 0)
+def carry_out(
+    study: Study, cases: list[Case], board: Board, workers: int, device: str, threads: int, together: int = 1
+) -> None:
+    """Run the cases, by several workers, each `together` at a time; errors are noted, and other runs go on."""
+    waiting = deque([cases[i : i + together] for i in range(0, len(cases), together)])
+    deaths = dict.fromkeys((case.folder for case in cases), 0)
     selector = selectors.DefaultSelector()
     crew: list[_Worker] = []
 
     def assign(worker: _Worker) -> None:
         if not waiting or stop:
-            worker.case = None
             return
-        case = waiting.popleft()
-        task = {"config": case.config.to_toml(), "out": str(study.place(case)), "device": device, "threads": threads}
-        task["plugins"] = registry.plugin_files()
-        worker.give(case, task)
-        board.advance(case, 0)
+        given = {case.folder: case for case in waiting.popleft()}
+        runs = {name: {"config": case.config.to_toml(), "out": str(study.place(case))} for name, case in given.items()}
+        plugins = registry.plugin_files()
+        worker.give(given, {"runs": runs, "device": device, "threads": threads, "plugins": plugins})
+        for case in given.values():
+            board.advance(case, 0)
 
     def hire(log: IO[bytes]) -> None:
         worker = _Worker(log, threads)
@@ -133,14 +137,12 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         assign(worker)
 
     def settle(worker: _Worker, report: dict[str, Any]) -> None:
-        case = worker.case
-        assert case is not None
         if "progress" in report:
-            board.advance(case, report["progress"])
+            board.advance(worker.cases[report["run"]], report["progress"])
             return
-        worker.case = None
-        board.settle(case, report)
-        assign(worker)
+        board.settle(worker.cases.pop(report["run"]), report)
+        if not worker.cases:
+            assign(worker)
 
     def bury(worker: _Worker, log: IO[bytes]) -> None:
         assert worker.process.stdout is not None
@@ -148,26 +150,26 @@ def carry_out(study: Study, cases: list[Case], board: Board, workers: int, devic
         status = worker.process.wait()
         worker.close()
         crew.remove(worker)
-        case = worker.case
-        if case is None or stop:
+        if not worker.cases or stop:
             return
-        deaths[case.folder] += 1
         cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         if status == -signal.SIGKILL:
             cause += " (out of memory?)"
-        if deaths[case.folder] < MOST_DEATHS:
-            board.messages.append(f"{case.label}: its worker was {cause}; it is continued by another")
-            waiting.appendleft(case)
-        else:
-            line = f"its worker was {cause}, {MOST_DEATHS} times; run fewer at once (--workers) or a smaller case"
-            board.settle(case, {"error": line})
+        for case in worker.cases.values():
+            deaths[case.folder] += 1
+            if deaths[case.folder] < MOST_DEATHS:
+                board.messages.append(f"{case.label}: its worker was {cause}; it is continued by another")
+                waiting.appendleft([case])
+            else:
+                line = f"its worker was {cause}, {MOST_DEATHS} times; run fewer at once (--workers) or a smaller case"
+                board.settle(case, {"error": line})
         hire(log)
 
     try:
         with caught_signals() as stop, open(study.folder / "workers.log", "ab") as log:
-            for _ in range(min(workers, len(cases))):
+            for _ in range(min(workers, len(waiting))):
                 hire(log)
-            while any(worker.case for worker in crew) and not stop:
+            while any(worker.cases for worker in crew) and not stop:
                 for key, _ in selector.select(POLL_S):
                     worker = key.data
                     reports = worker.reports()

@@ -69,8 +69,8 @@ def carry_out(
                 text = case.config.to_toml()
                 place = str(study.place(case).resolve())
                 sight = (str((study.folder / TOKEN).resolve()), token)
-                job = {"config": text, "device": device, "threads": max(1, int(cpus)), "plugins": plugin_files()}
-                waiting[task.remote(job, place, sight, case.label, news)] = case
+                job = {"device": device, "threads": max(1, int(cpus)), "plugins": plugin_files()}
+                waiting[task.remote(job, text, place, sight, case.label, news)] = case
             while waiting and not stop:
                 done, _ = ray.wait(list(waiting), timeout=POLL_S)
                 for reference in done:
@@ -145,19 +145,25 @@ class _News:
         return self._rounds
 
 
-def _task(job: dict[str, Any], place: str, sight: tuple[str, str], label: str, news: Any) -> dict[str, Any]:
+def _task(
+    job: dict[str, Any], config: str, place: str, sight: tuple[str, str], label: str, news: Any
+) -> dict[str, Any]:
     """Carry out one run on a node."""
     from otafl.studies.worker import carry_out as run_one
+
+    report: dict[str, Any] = {}
 
     def tell(message: dict[str, Any]) -> None:
         if "progress" in message:
             news.tell.remote(label, message["progress"])
+        else:
+            report.update(message)
 
     path, token = Path(sight[0]), sight[1]
     shared = path.exists() and path.read_text() == token
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(place) if shared else Path(scratch) / "run"
-        report = run_one({**job, "out": str(out)}, tell)
+        run_one({**job, "runs": {label: {"config": config, "out": str(out)}}}, tell)
         if not shared and "done" in report:
             report["files"] = {name: (out / name).read_bytes() for name in RETURNED if (out / name).exists()}
     return report

@@ -1,7 +1,9 @@
-"""A worker process: reads runs from its standard input, a JSON line each, and reports on its standard output.
+"""A worker process: reads tasks from its standard input, a JSON line each, and reports on its standard output.
 
-In:  {"config": a resolved configuration as TOML, "out": run directory, "device": "auto", "threads": 1, "plugins": []}
-Out: {"progress": rounds done}, then {"done": status} or {"error": line} or {"stopped": round}
+In:  {"runs": {name: {"config": a resolved configuration as TOML, "out": run directory}}, "device": "auto",
+      "threads": 1, "plugins": []}
+Out: for each run {"run": name, "progress": rounds done}, then {"run": name, and "done": status or "error": line or
+     "stopped": round}; several runs of a task take turns
 
 It ends with its parent, after a checkpoint.
 
@@ -15,6 +17,9 @@ import os
 import signal
 import sys
 import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -37,54 +42,76 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     for line in sys.stdin:
-        task = json.loads(line)
-        tell(carry_out(task, tell))
+        carry_out(json.loads(line), tell)
 
 
-def carry_out(task: dict[str, Any], tell: Any) -> dict[str, Any]:
-    """Run one configuration; returns the last report."""
+def carry_out(task: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
+    """Carry out the runs of a task; `tell` gets every report."""
     import torch
 
     from otafl.config.schema import Config
-    from otafl.errors import OtaflError, RunBusyError, is_out_of_memory
-    from otafl.registry import in_a_line, load_plugin
-    from otafl.simulation.run import Interrupted, run
+    from otafl.errors import OtaflError, RunBusyError, TooLargeError, is_out_of_memory
+    from otafl.registry import load_plugin
+    from otafl.simulation.run import Turn, run_in_turns
 
     if task.get("threads"):
         torch.set_num_threads(task["threads"])
+    patience = time.monotonic() + BUSY_PATIENCE_S
+    waiting = [list(task["runs"])]  # names of the runs that take turns
+    while waiting:
+        turns = {}
+        for name in waiting.pop(0):
+            try:
+                for file in task.get("plugins", ()):
+                    load_plugin(file)
+                run = task["runs"][name]
+                config = Config.from_toml(run["config"])
+                turns[name] = Turn(config, Path(run["out"]), _observer(name, tell))
+            except OtaflError as error:
+                tell({"run": name, "error": str(error)})
+        run_in_turns(list(turns.values()), task["device"])
+        for name, turn in turns.items():
+            end = turn.outcome
+            cramped = isinstance(end, TooLargeError) or (isinstance(end, Exception) and is_out_of_memory(end))
+            if isinstance(end, RunBusyError) and time.monotonic() < patience:
+                time.sleep(0.2)  # another worker may still write its last checkpoint
+                waiting.append([name])
+            elif cramped and len(turns) > 1:
+                waiting.append([name])  # alone it may find room
+            else:
+                tell({"run": name, **_report(turn.outcome)})
+
+
+def _observer(name: str, tell: Callable[[dict[str, Any]], None]) -> Callable[[int, Any], None]:
+    """Tells now and then how far a run is."""
     told = 0.0
 
-    def observer(done: int, row: Any) -> None:
+    def observe(done: int, row: Any) -> None:
         nonlocal told
         now = time.monotonic()
         if now - told >= SECONDS_BETWEEN_REPORTS:
-            tell({"progress": done})
+            tell({"run": name, "progress": done})
             told = now
 
-    patience = time.monotonic() + BUSY_PATIENCE_S
-    try:
-        for file in task.get("plugins", ()):
-            load_plugin(file)
-        while True:
-            try:
-                config = Config.from_toml(task["config"])
-                result = run(config, out=task["out"], device=task["device"], observer=observer)
-                return {"done": result.status}
-            except RunBusyError:  # another worker may still write its last checkpoint
-                if time.monotonic() > patience:
-                    raise
-                time.sleep(0.2)
-    except Interrupted as stop:
-        return {"stopped": stop.round}
-    except OtaflError as error:
-        return {"error": str(error)}
-    except Exception as error:
-        if is_out_of_memory(error):
-            return {"error": "not enough memory; give it fewer seeds or devices, or run fewer at once (--workers)"}
-        import traceback
+    return observe
 
-        traceback.print_exc()  # a bug: the other runs go on
-        return {"error": f"{in_a_line(error)} (a bug: the traceback is in workers.log)"}
+
+def _report(outcome: Any) -> dict[str, Any]:
+    """How a run ended."""
+    from otafl.errors import OtaflError, is_out_of_memory
+    from otafl.registry import in_a_line
+    from otafl.simulation.run import Interrupted
+
+    if isinstance(outcome, Interrupted):
+        return {"stopped": outcome.round}
+    if isinstance(outcome, OtaflError):
+        return {"error": str(outcome)}
+    if not isinstance(outcome, Exception):
+        return {"done": outcome.status}
+    if is_out_of_memory(outcome):
+        return {"error": "not enough memory; give it fewer seeds or devices, or run fewer at once (--workers)"}
+    traceback.print_exception(outcome)  # a bug: the other runs go on
+    return {"error": f"{in_a_line(outcome)} (a bug: the traceback is in workers.log)"}
 
 
 def _die_with_parent() -> None:
