@@ -327,6 +327,7 @@ def tune(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the runs; default sweeps/NAME-tune.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the runs, and do nothing.")] = False,
     plugin: Plugins = None,
 ) -> int:
     """Choose hyper-parameters on the validation set, by the same rule and budget for every method."""
@@ -338,6 +339,9 @@ def tune(
     from otafl.studies import tune as tuning
     from otafl.studies.conduct import Executor
 
+    if dry_run:
+        print(tuning.plan(asked, file))
+        return 0
     folder = Path(out) if out is not None else Path("sweeps") / f"{asked.name}-tune"
     found = tuning.tune(
         asked, folder, file, device=device, executor=Executor(executor, workers, together, address, cpus, gpus)

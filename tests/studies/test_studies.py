@@ -140,6 +140,8 @@ def test_tuning_chooses_by_validation_accuracy_on_its_own_seeds(search: str, tmp
         assert best.score == max(p.score for p in found.points if p.group == group and p.rounds == 9)
     counts = {"grid": 3 + 6, "turns": 3 + 6, "halving": (3 + 6) + (1 + 2) + (1 + 1), "optuna": 6}
     assert len(found.points) == counts[search]
+    runs = len(list((tmp_path / "tune" / "runs").iterdir()))
+    assert tune.plan(asked, "t.toml").startswith(f"2 choices, {runs} runs: ")
     for run in (tmp_path / "tune" / "runs").iterdir():
         assert set(read_run(run).config.experiment.seeds) == {100, 101}
     table, chosen = tune.write(found, asked, tmp_path / "tune")
@@ -229,6 +231,10 @@ def test_turns_choose_each_knob_with_the_rate_and_a_sweep_takes_what_was_chosen(
     monkeypatch.setattr(tune, "_evaluate", scored)
     found = tune.tune(asked, tmp_path, "t.toml", device="cpu", quiet=True)
     assert {axes["cell.radius_m"] for axes in tried} == {1500.0}
+    runs = {tuple(axes.items()) for axes in tried}
+    assert (
+        tune.plan(asked, "t.toml") == f"2 choices, {len(runs)} runs: {4 * len(runs)} rounds of a seed; nothing was run"
+    )
     bb = [axes for axes in tried if axes["method"] == "BB"]
     assert len(bb) == 3 * 2 + 3 * 3  # not 3 · 2 · 3
     assert all(axes["algorithm.interior_radius_m"] == 1500.0 for axes in bb[:6])

@@ -145,11 +145,7 @@ def _hashable(value: Any) -> Any:
 def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:
     """Carry out the search in a folder; runs that are there already are not made again."""
     chosen = settings(sweep, where)
-    fixed = chosen["where"].items()
-    here = [case for case in sweep.cases if all(case.axes.get(axis, value) == value for axis, value in fixed)]
-    if not here:
-        raise ConfigError(f"{where}: tune.where = {chosen['where']!r}: no run has these values")
-    groups = _grouped(here, chosen)
+    groups = _searched(sweep, where, chosen)
     best = {group: _point(cases[0], chosen, math.nan) for group, cases in groups.items() if len(cases) == 1}
     part = replace(sweep, cases=tuple(case for group in groups if group not in best for case in groups[group]))
     search: dict[str, Callable[[Sweep, Path, dict[str, Any], dict[str, Any]], Found]] = {
@@ -166,6 +162,37 @@ def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:
     warnings = tuple(warning for group in best for warning in _edges(best[group], groups[group], sweep.name))
     after = "" if chosen["at"] is None else str(chosen["at"])
     return Tuned(tuple(points), {group: best[group] for group in groups if group in best}, warnings, status, after)
+
+
+def plan(sweep: Sweep, where: str) -> str:
+    """How many runs the search takes, in words."""
+    chosen = settings(sweep, where)
+    groups = [cases for cases in _searched(sweep, where, chosen).values() if len(cases) > 1]
+    runs, rounds = 0, 0
+    for cases in groups:
+        if chosen["search"] == "grid":
+            stages = [(len(cases), 1)]
+        elif chosen["search"] == "optuna":
+            stages = [(chosen["trials"], 1)]
+        elif chosen["search"] == "halving":
+            third = math.ceil(len(cases) / 3)
+            stages = [(len(cases), 9), (third, 3), (math.ceil(third / 3), 1)]
+        else:  # each turn but the first begins with points that are known
+            sizes = [len(_values(cases, axis)) or 1 for axis in chosen["over"]]
+            stages = [(sizes[0] * (1 + sum(number - 1 for number in sizes[1:])), 1)]
+        runs += sum(number for number, _ in stages)
+        rounds += sum(number * max(1, chosen["rounds"] // share) for number, share in stages)
+    seeds = len(chosen["seeds"])
+    return f"{len(groups)} choices, {runs} runs: {rounds * seeds:,} rounds of a seed; nothing was run"
+
+
+def _searched(sweep: Sweep, where: str, chosen: Mapping[str, Any]) -> dict[Axes, list[Case]]:
+    """The cases that are searched, by the choice that they are for."""
+    fixed = chosen["where"].items()
+    here = [case for case in sweep.cases if all(case.axes.get(axis, value) == value for axis, value in fixed)]
+    if not here:
+        raise ConfigError(f"{where}: tune.where = {chosen['where']!r}: no run has these values")
+    return _grouped(here, chosen)
 
 
 def _grouped(cases: Iterable[Case], chosen: Mapping[str, Any]) -> dict[Axes, list[Case]]:
