@@ -147,6 +147,8 @@ def test_points_over_an_axis(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["radius_m 500", "ours"] == pytest.approx(runs["ours", 500.0].metrics["energy_j"][:, -1].mean(), 1e-4)
     plot(folder, x="cell.radius_m", at="joules=1e9")
     assert "4 of 4 runs had not spent 1e+09 J at their end" in capsys.readouterr().err
+    plot(folder, x="cell.devices")
+    assert "cell.devices is 4 in every run that has it: the figure has one column" in capsys.readouterr().err
     assert [row[0] for row in plot(folder, x="cell.radius_m", labels=["a", "b"]).numbers[1:]] == ["a", "a", "b", "b"]
     with pytest.raises(ConfigError, match="4 labels for 2 curves"):
         plot(folder, x="cell.radius_m", labels=["a", "b", "c", "d"])

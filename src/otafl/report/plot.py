@@ -266,6 +266,9 @@ def _over_axis(runs: Sequence[Named], axis: str, y: str, budget: Budget | None) 
         raise ConfigError(
             f"-x {axis}: no column, no axis and no key of these runs{near}; columns: {', '.join(columns)}"
         )
+    if len(groups.keys() - {None}) == 1:
+        only = next(str(value) for value in values if value is not None)
+        say(f"otafl: {axis} is {only} in every run that has it: the figure has one column")
     curves: dict[tuple[str, bool], list[tuple[Any, Named, NDArray[np.float64]]]] = {}
     rich = 0
     for value, members in groups.items():
