@@ -9,6 +9,7 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constra
 run: $(VENV)/.run-ready
 	-@$(BIN)/otafl data get mnist
 	$(BIN)/otafl sweep first
+	@echo "the command is $(BIN)/otafl; '. $(BIN)/activate' makes that otafl"
 
 test: $(VENV)/.dev-ready
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -597,6 +597,6 @@ class Mine(OTAFedAvg):
     assert out.splitlines()[-1].startswith("of-my-own: ")
     assert out.splitlines()[-1].endswith("failed")
     assert "nothing is named 'fedog' (did you mean 'fedoag'?)" in shell("check", "fedog")[2]
-    assert "--plugin none.py: is not a Python file" in shell("check", "fedoag", "--plugin", "none.py")[2]
+    assert "--plugin none.py: no such file" in shell("check", "fedoag", "--plugin", "none.py")[2]
     Path("broken.py").write_text("def f(:\n")
     assert "--plugin broken.py: cannot be loaded: SyntaxError" in shell("check", "fedoag", "--plugin", "broken.py")[2]

@@ -135,8 +135,8 @@ def test_seeds() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["compare", "nowhere"], "nowhere: is not a run directory"),
-        (["report", "nowhere"], "nowhere: is not a run directory"),
+        (["compare", "nowhere"], "nowhere: no such folder"),
+        (["report", "nowhere"], "nowhere: no such folder"),
         (["sweep", "nowhere.toml"], "nowhere.toml: no such file"),
         (["tune", "nowhere.toml"], "nowhere.toml: no such file"),
         (["reproduce", "figg1"], "did you mean 'fig1'"),

@@ -34,13 +34,16 @@ class Law:
     seed: ClassVar[Any] = 0
     whole: ClassVar[bool] = True
     tail: ClassVar[float] = 1.0
+    line: ClassVar[float] = 0.0
+    zero_mean: ClassVar[bool] = True
 
     def coefficients(self, positions_m: np.ndarray, streams: otafl.Streams) -> np.ndarray:
         """Fading [T, M]."""
         shape = positions_m.shape[:2]
         draw = streams.at("fading", 0 if self.whole else shape[0]) if self.seed == 0 else np.random.default_rng()
         parts = draw.standard_normal((*shape, 2))
-        return self.scale * np.sqrt(0.5) * (parts[..., 0] + 1j * parts[..., 1])
+        waves = np.sqrt(0.5) * (parts[..., 0] + 1j * parts[..., 1])
+        return self.scale * (self.line + np.sqrt(1 - self.line**2) * waves)  # 0.8: Rician, K = 1.8
 
     def exceed_prob(self, power: np.ndarray) -> np.ndarray:
         """P(|g|² ≥ power)."""
@@ -56,6 +59,7 @@ class Law:
         ({"tail": 0.8}, {"tail"}),
         ({"seed": None}, {"again", "beginning"}),
         ({"whole": False}, {"beginning"}),
+        ({"line": 0.8}, {"mean", "tail"}),
     ],
 )
 @pytest.mark.usefixtures("no_plugins")

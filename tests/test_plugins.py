@@ -125,3 +125,34 @@ def test_finished_runs_are_read_without_their_plug_ins(tmp_path: Path) -> None:
     script = "import otafl; otafl.run(otafl.read_run('mine').config)"
     refused = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "ConfigError: algorithm.name: nothing is named 'my-gbma'" in refused.stderr.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_a_forgotten_decorator_is_pointed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from otafl import load_config, registry
+    from otafl.errors import ConfigError
+
+    monkeypatch.setattr(registry, "_silent_files", [])
+    file = tmp_path / "law.py"
+    file.write_text("class Law:\n    pass\n")
+    registry.load_plugin(file)
+    with pytest.raises(ConfigError, match=r"law.py registers nothing: is the line @otafl.register_… missing there\?"):
+        load_config("quick", {"fading.name": "law"})
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_a_described_plug_in_comes_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that is printed works as it is."""
+    from otafl import registry
+    from otafl.config.keys import describe
+
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import dataclasses, otafl\nfrom otafl.world.fading import Rayleigh\n"
+        "@otafl.register_fading('mine')\n@dataclasses.dataclass(frozen=True)\nclass Mine(Rayleigh):\n    'Mine.'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    registry.load_plugin("mine.py")
+    told = describe("fading.mine")
+    assert "otafl run stationary --set fading.name=mine --plugin mine.py" in told
+    assert "source  mine.py:Mine" in told

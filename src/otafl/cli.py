@@ -6,6 +6,7 @@ Does not know: how anything is computed.
 
 import contextlib
 import io
+import itertools
 import logging
 import math
 import os
@@ -28,6 +29,7 @@ from otafl.registry import in_a_line, load_plugin
 FAILED_STATUS = 1
 DIVERGED_STATUS = 3
 MOST_CURVES = 12  # of the figure that a sweep ends with
+PRESET_OWN = "fedoag-zero"  # the method whose constants the preset quick has
 BUG_STATUS = 70  # sysexits.h: internal software error
 
 RUN_EXAMPLES = """\b
@@ -219,6 +221,11 @@ def run(
     resolved = load_config(config, chosen)
     if config == "quick" and resolved.data.name == "digits" and "data.name" not in chosen:
         say("MNIST is not here, so this takes the small digits of the package; 'otafl data get mnist' gets it")
+    if config == "quick" and resolved.algorithm.name != PRESET_OWN and "training.lr" not in chosen:
+        say(
+            f"training.lr = {resolved.training.lr:g}, clip and warmup are {PRESET_OWN}'s; the paper's are --set "
+            "training.lr=0.1 --set training.clip=inf --set training.warmup=0, and 'otafl tune' finds others"
+        )
 
     from otafl.report.told import Progress, headline, print_summary
     from otafl.simulation.build import choose_device
@@ -236,15 +243,15 @@ def run(
             say(f"otafl: this run is in {folder}: continue it with --out {folder}, without --fresh")
         raise stop
     print_summary(result, folder)
-    _draw(result, folder / "accuracy.png")
+    if len(result.diverged) < len(resolved.experiment.seeds):
+        _draw(result, folder / "accuracy.png")
     if config == "quick" and not chosen:
         print(
             "next   otafl sweep first      the same beside FedOAG, SCA and error-free training\n"
             f"       otafl plot {folder} -y num_active -o active.pdf; otafl config quick; otafl list"
         )
     elif config == "quick":
-        more = "".join(f" --plugin {shlex.quote(file)}" for file in plugin or [])
-        print(f"next   otafl plot {folder} -y num_active -o active.pdf{more}")
+        print(f"next   otafl compare {folder} ANOTHER; otafl plot {folder} ANOTHER -o figure.pdf")
     return DIVERGED_STATUS if result.diverged else 0
 
 
@@ -295,7 +302,8 @@ def sweep(
     print(f"table  {outcome.table}\nruns   {study.folder / 'runs'}")
     if not outcome.status:
         over = next((f" -x {axis}" for axis, values in asked.axes.items() if _is_scale(values)), "")
-        print(f"next   otafl compare {study.folder}; otafl plot {study.folder}{over} -o {asked.name}.pdf")
+        per = "".join(f" --per {shlex.quote(axis)}" for axis in asked.worlds)
+        print(f"next   otafl compare {study.folder}{per}; otafl plot {study.folder}{over} -o {asked.name}.pdf")
     return outcome.status
 
 
@@ -366,7 +374,10 @@ def compare(
         str | None, typer.Option(metavar="LABEL", help="The run that the others are compared with; default: the first.")
     ] = None,
     per: Annotated[
-        str | None, typer.Option(metavar="AXIS", help="Compare runs with different values of an axis or key apart.")
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS", help="Compare runs with different values of an axis or key apart; may be repeated."
+        ),
     ] = None,
     level: Annotated[float | None, typer.Option(help="Test accuracy in percent for 'rounds to reach'.")] = None,
     at: Annotated[
@@ -498,11 +509,14 @@ def check(
     plugin: Plugins = None,
 ) -> int:
     """Check that a method, built in or your own, keeps the rules of all methods, or that a fading law is as it says."""
+    from otafl import registry
     from otafl.conformance import check as examine, knowledge_line
     from otafl.laws import check_fading
 
     chosen = _parsed(overrides)
     kind, _, law = method.rpartition(".")
+    if method in registry.names("fading") and method not in registry.names("algorithms"):
+        raise ConfigError(f"{method}: is a law of fading; otafl check fading.{method}")
     if kind != "fading":
         print(f"{method} {knowledge_line(method, chosen)}")
     failed = noted = 0
@@ -663,8 +677,14 @@ def _entries(kind: str) -> list[tuple[str, str]]:
     if kind == "sweeps":
         from otafl.studies.examples import EXAMPLES
 
-        return [(name, file.read_text(encoding="utf-8").splitlines()[0].strip("# ")) for name, file in EXAMPLES.items()]
+        return [(name, _first_sentence(file.read_text(encoding="utf-8"))) for name, file in EXAMPLES.items()]
     return [(name, registry.summary(kind, name)) for name in registry.names(kind)]
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of the comment that a file begins with."""
+    lines = [line.strip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
+    return " ".join(lines).partition(". ")[0].partition(": otafl")[0].rstrip(".:") + "."
 
 
 @data_app.command("list")

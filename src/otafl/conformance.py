@@ -82,8 +82,8 @@ class Finding(NamedTuple):
 def check(algorithm: str, overrides: Mapping[str, Any] | None = None) -> Iterator[Finding]:
     """Run every check on a method, one after the other as the result is read: `list(check(...))` runs all.
 
-    A check that does not concern the method yields nothing. If two checks end with the same error, the others are not
-    tried.
+    A check that does not concern the method yields nothing. If the method gives no finite models, or if two checks end
+    with the same error, the others are not tried.
 
     Args:
         algorithm: name of a method, built in or registered.
@@ -106,6 +106,9 @@ def check(algorithm: str, overrides: Mapping[str, Any] | None = None) -> Iterato
         except Exception as error:  # the other checks are still made
             verdict, text = "FAIL", in_a_line(error)
             crashes.append(text)
+        if name == "finite" and verdict == "FAIL":
+            yield Finding(name, verdict, f"{text}; nothing else was tried")
+            return
         if len(crashes) == 2 and crashes[0] == crashes[1]:
             yield Finding(name, verdict, "the same; nothing else was tried")
             return
@@ -407,6 +410,20 @@ def _future(config: Config) -> tuple[Verdict, str]:
     return "ok", "channels of later rounds change nothing"
 
 
+def _finite(config: Config) -> tuple[Verdict, str]:
+    """A few rounds can be done, and give finite models."""
+    sim = _simulated(config)
+    state = sim.init()
+    for t in range(ROUNDS):
+        state = sim.step(state, t).state
+        if not bool(state.params.isfinite().all()):
+            return (
+                "FAIL",
+                f"step of round {t} gives a model that is not finite; if it diverges, lower training.lr (--set)",
+            )
+    return "ok", ""
+
+
 def _energy(config: Config) -> tuple[Verdict, str]:
     """No device exceeds the energy limit in many rounds."""
     result = run(config.replace({"experiment.rounds": 5 * ROUNDS, "cell.devices": 10}), device="cpu")
@@ -593,6 +610,7 @@ def _on(noise: Callable[..., Tensor], device: str) -> Callable[..., Tensor]:
 
 
 CHECKS: dict[str, Callable[[Config], tuple[Verdict, str]]] = {
+    "finite": _finite,
     "energy": _energy,
     "server": _server,
     "deaf": _deaf,

@@ -82,6 +82,7 @@ def changed_since_loaded(cls: type) -> str | None:
 
 
 _plugin_files: dict[str, ModuleType] = {}  # absolute path to the module loaded from it
+_silent_files: list[str] = []  # those that registered nothing
 
 
 def load_plugin(path: str | Path) -> None:
@@ -92,7 +93,8 @@ def load_plugin(path: str | Path) -> None:
     name = f"plugin_{Path(file).stem}_{zlib.crc32(os.fsencode(file)):08x}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not os.path.isfile(file):
-        raise PluginError(f"--plugin {path}: is not a Python file")
+        raise PluginError(f"--plugin {path}: {'is not a Python file' if os.path.exists(file) else 'no such file'}")
+    before = {kind: set(found) for kind, found in _registered.items()}
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if (folder := str(Path(file).parent)) not in sys.path:
@@ -104,11 +106,22 @@ def load_plugin(path: str | Path) -> None:
     except (Exception, SystemExit) as error:
         raise PluginError(f"--plugin {path}: cannot be loaded: {in_a_line(error)}") from error
     _plugin_files[file] = module
+    if before == {kind: set(found) for kind, found in _registered.items()}:
+        _silent_files.append(str(path))
 
 
 def plugin_files() -> list[str]:
     """Files that `load_plugin` has run, so that worker processes can load them, too."""
     return list(_plugin_files)
+
+
+def file_of(cls: type) -> str | None:
+    """The plug-in file that a class comes from, as `--plugin` takes it; None if it was not loaded from one."""
+    for file, module in _plugin_files.items():
+        if module.__name__ == cls.__module__:
+            near = os.path.relpath(file)
+            return file if near.startswith("..") else near
+    return None
 
 
 @cache
@@ -137,9 +150,11 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
     point = _entry_points(kind).get(name)
     if point is None:
         known = names(kind)
+        more = "and what --plugin FILE.py makes known"
+        if _silent_files:
+            more = f"but {', '.join(_silent_files)} registers nothing: is the line @otafl.register_… missing there?"
         raise ConfigError(
-            f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}, and what "
-            "--plugin FILE.py makes known"
+            f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}, {more}"
         )
     try:
         cls = point.load()

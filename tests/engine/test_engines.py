@@ -196,6 +196,17 @@ class FunctionalDropout(nn.Linear):
         return nn.functional.dropout(super().forward(features), 0.5, self.training)
 
 
+class Pair(nn.Module):
+    """Returns more than scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(features), features
+
+
 def infinite() -> nn.Module:
     module = nn.Linear(6, 3)
     with torch.no_grad():
@@ -220,6 +231,8 @@ def frozen() -> nn.Module:
         (nn.Linear(6, 1), "1 class scores for 3 classes"),
         (nn.Sequential(nn.Linear(6, 3), nn.Softmax(-1)), "ends with a softmax"),
         (infinite(), "weights that are not finite"),
+        (Pair(), "returns a tuple; return class scores"),
+        (nn.Sequential(nn.Linear(6, 3), nn.Flatten(0)), r"gives shape \(6,\) for 2 examples"),
         (Odd(), "no parameters"),
         (Itemising(), "cannot be trained on features"),
         (frozen(), "'0.bias' is frozen"),

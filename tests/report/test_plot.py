@@ -80,6 +80,12 @@ def test_groups_have_baselines_and_one_family_of_tests(folder: Path) -> None:
         otafl.compare(folder, per="cell.radius_m", baseline="idael")
     with pytest.raises(ConfigError, match=r"no axis or key 'cell.radius'.*radius_m"):
         otafl.compare(folder, per="cell.radius")
+    both = otafl.compare(folder, per=["cell.radius_m", "method"])
+    assert [row.group for row in both.rows] == [
+        f"cell.radius_m = {radius}, {method}" for method in ("ours", "ideal") for radius in (500, 1500)
+    ]
+    with pytest.raises(ConfigError, match="a int is no run"):
+        otafl.compare([1, 2])  # type: ignore[list-item]
     alone = otafl.compare(folder)
     assert any("not the same world ([cell] differ)" in line for line in alone.verdicts)
 
@@ -226,3 +232,39 @@ def test_failed_seeds_stay_where_they_failed_on_every_axis() -> None:
             assert len(rows) == 7
             assert where == sorted(where)
             assert mean[-1] == pytest.approx(0 if len(failing) == 2 else 50 * metrics["test_accuracy"][0, -1], abs=1e-3)
+
+
+def test_labels_of_worlds_and_of_classes_with_other_keys() -> None:
+    """What differs in the world is told for every method; keys that only one law has are not, its name is."""
+    from otafl.report.runs import names
+
+    rician = {"fading.name": "rician", "fading.k_factor": 3.0}
+    one, two = make_config("fedoag"), make_config("fedoag", rician)
+    assert names([one, two]) == ["fedoag, rayleigh", "fedoag, rician"]
+    assert names([two, make_config("fedoag", {**rician, "fading.k_factor": 9.0})]) == [
+        "fedoag, k_factor 3",
+        "fedoag, k_factor 9",
+    ]
+    assert names([one, make_config("sca", rician)]) == ["fedoag, rayleigh", "sca, rician"]
+    assert names([one, make_config("sca", {"training.lr": 0.3})]) == ["fedoag", "sca"]
+
+
+def test_other_worlds_are_compared_unpaired_and_powers_paired() -> None:
+    """Power changes no draw of a seed; Welch's interval is that of scipy."""
+    from scipy.stats import ttest_ind
+
+    keys = {"experiment.seeds": [0, 1, 2]}
+    one = otafl.run(make_config("ota-fedavg", keys), device="cpu")
+    loud = otafl.run(make_config("ota-fedavg", {**keys, "radio.tx_power_dbm": 40.0}), device="cpu")
+    assert otafl.compare({"one": one, "loud": loud}).rows[1].gap is not None
+    far = otafl.run(make_config("ota-fedavg", {**keys, "cell.radius_m": 2000.0}), device="cpu")
+    table = otafl.compare({"one": one, "far": far})
+    assert table.rows[1].gap is None
+    interval = ttest_ind(last_accuracy(far), last_accuracy(one), equal_var=False).confidence_interval(0.95)
+    gap, half = (interval.high + interval.low) / 2, (interval.high - interval.low) / 2
+    assert f"unpaired: far minus one is {gap:+.2f} ± {half:.2f} points (Welch, 95 %)" in table.verdicts[0]
+
+
+def test_a_logarithmic_axis_cannot_begin_at_zero(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="a logarithmic axis has no such place"):
+        plot(folder, log=True, bottom=0.0)

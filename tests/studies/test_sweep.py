@@ -102,6 +102,25 @@ def test_mistakes_get_one_line(content: dict[str, Any], match: str) -> None:
         sweep(content)
 
 
+def test_a_key_of_an_axis_cannot_be_set_from_outside() -> None:
+    """Its labels, in the table and in directories' names, would be those of the file."""
+    axes = {"training.lr": [0.05, 0.1], "who": [{"label": "a", "algorithm.name": "sca"}]}
+    content = {"set": SMALL, "axes": axes}
+    for key, value, line in (
+        ("training.lr", 0.3, "training.lr: is an axis of this sweep"),
+        ("algorithm.name", "fedavg", "algorithm.name: is set by the axis 'who'"),
+    ):
+        with pytest.raises(ConfigError, match=line):
+            parse_sweep(content, "t.toml", "t", overrides={key: value})
+    assert len(parse_sweep(content, "t.toml", "t", overrides={"training.local_steps": 2}).cases) == 2
+
+
+def test_axes_of_the_world_are_told_apart_from_methods() -> None:
+    axes = {"training.lr": [0.05, 0.1], "cell.radius_m": [500.0, 900.0], "base": ["stationary", "mixed"]}
+    assert sweep({"axes": axes}).worlds == ["cell.radius_m", "base"]
+    assert sweep({"axes": {"cell.radius_m": [500.0, 900.0]}}).worlds == []  # nothing to compare within a world
+
+
 def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_sweep(tmp_path / "none.toml")

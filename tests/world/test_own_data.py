@@ -347,6 +347,12 @@ def test_labels_may_be_booleans_and_pixels_as_numbers_are_noted() -> None:
         assert any("and is not divided" in note for note in result.notes) == noted
 
 
+def test_labels_from_one_are_noted() -> None:
+    config = otafl.load_config("stationary", GIVEN)
+    result = otafl.run(config, data=(X, Y + 1, X[:20], Y[:20] + 1), device="cpu")
+    assert any("no training example has label 0: labels are counted from 0" in note for note in result.notes)
+
+
 def test_wrong_modules_are_one_line() -> None:
     config = otafl.load_config("stationary", GIVEN)
     data = (X, Y, X[:20], Y[:20])
@@ -359,6 +365,8 @@ def test_wrong_modules_are_one_line() -> None:
         otafl.run(config, data=flat, model=nn.Conv2d(1, 4, 3), device="cpu")
     with pytest.raises(ConfigError, match=r"takes an nn.Module, not a str"):
         otafl.run(config, data=data, model="net", device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"not the class Kind; give Kind\(\)"):
+        otafl.run(config, data=data, model=Kind, device="cpu")  # type: ignore[arg-type]
 
 
 class Kind(nn.Module):

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import shlex
 import textwrap
 import types
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from otafl.errors import ConfigError
 from otafl.world.partition import Partition
 
 WIDTH = 100
+KINDS = {"mobility": "kinds of motion", "pathloss": "laws of path loss", "fading": "laws of fading"}
 LIMITS = ((Gt, "gt", "above"), (Ge, "ge", "at least"), (Lt, "lt", "below"), (Le, "le", "at most"))
 
 
@@ -134,7 +136,9 @@ def section_keys(section: str, choice: str | None = None) -> list[Key]:
     if section in PLAIN:
         return keys_of(section, PLAIN[section])
     kind, default = CHOSEN[section]
-    keys = [Key(section, "name", as_toml(default), f"see 'otafl list {kind}'", f"Which of the {kind}.")]
+    keys = [
+        Key(section, "name", as_toml(default), f"see 'otafl list {kind}'", f"Which of the {KINDS.get(kind, kind)}.")
+    ]
     keys += keys_of(section, registry.lookup(kind, choice or default, f"{section}.name"))
     return keys + (keys_of(section, Partition) if section == "data" else [])
 
@@ -224,7 +228,9 @@ def _part(section: str, name: str) -> str:
     own = [key for key in keys if key.default and key.name in inspect.get_annotations(cls)]
     example = f"otafl run stationary --set {section}.name={name}"
     example += f" --set {own[0].path}={own[0].default}" if own else ""
-    lines += ["", f"use     {example}", f"source  {cls.__module__}:{cls.__qualname__}"]
+    file = registry.file_of(cls)
+    example += f" --plugin {shlex.quote(file)}" if file else ""
+    lines += ["", f"use     {example}", f"source  {file or cls.__module__}:{cls.__qualname__}"]
     if section == "algorithm" and name in registry.BUILTIN[kind]:
         lines.append(f"page    docs/algorithms/{name}.md")
     return "\n".join(lines)

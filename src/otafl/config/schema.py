@@ -356,7 +356,8 @@ def parse_override(text: str) -> tuple[str, Any]:
     except (ValueError, RecursionError):
         if not all(c.isalnum() or c in "-_./" for c in raw.strip()):
             point = raw.strip().replace(",", ".", 1)
-            hint = f"; for a decimal write {point}" if point.replace(".", "", 1).isdigit() else ""
+            number = point.replace(".", "", 1).isdigit()
+            hint = f"; for a decimal write {point}, for a list '[{raw.strip()}]'" if number else ""
             raise ConfigError(f"--set {text}: {raw!r} is neither a TOML value nor a plain word{hint}") from None
         value = raw.strip()
     return dotted.strip(), value

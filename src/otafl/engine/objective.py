@@ -138,6 +138,8 @@ class Objective:
         try:
             with torch.no_grad():
                 output = self._still(features)
+                if not isinstance(output, Tensor):
+                    raise PluginError(f"model: returns a {type(output).__name__}; return class scores [n, classes]")
                 drops = [part for part in self._module.modules() if isinstance(part, Dropout)]
                 for part in drops:
                     part.calls = 0
@@ -153,6 +155,11 @@ class Objective:
                     raise PluginError(
                         "model: gives other outputs for the same input, so it draws random numbers or counts its "
                         "calls; for dropout use layers of nn.Dropout, whose masks are addressed, instead of functions"
+                    )
+                if self.classifies and (output.ndim != 2 or len(output) != len(features)):
+                    raise PluginError(
+                        f"model: gives shape {tuple(output.shape)} for {len(features)} examples; return class scores "
+                        f"[{len(features)}, {self.num_classes}]"
                     )
                 if self.classifies and output.shape[-1] != self.num_classes:
                     labels = f"labels {int(self.train.targets.min())} … {int(self.train.targets.max())}, counted from 0"

@@ -30,6 +30,7 @@ from otafl.report.statistics import (
     p_value,
     rounds_to_reach,
     verdict,
+    welch,
 )
 from otafl.runs.result import Result
 
@@ -196,7 +197,7 @@ def compare(
     runs: Runs,
     baseline: str | None = None,
     labels: Sequence[str] | None = None,
-    per: str | None = None,
+    per: str | Sequence[str] | None = None,
     level: float | None = None,
     at: str | None = None,
 ) -> Table:
@@ -206,7 +207,8 @@ def compare(
         runs: run directories, folders of them, sweeps' folders or results; or any of these by label.
         baseline: label of the run that the others are compared with; default: the first.
         labels: a label for each run, in their order; default: what tells them apart.
-        per: an axis or key; runs with different values of it are compared apart, each group with its own baseline.
+        per: an axis or key, or several; runs with different values of them are compared apart, each group with its
+            own baseline.
         level: test accuracy in percent for "rounds to reach"; default: 95 % of the middle run's, rounded down.
         at: a budget, "column=value", for instance "uplink_s=600" (airtime), "joules=0.1", "time=3600" (of the world,
             `round_s` for each round) or "rounds=300": compare each seed's last recorded model within it.
@@ -223,7 +225,8 @@ def compare(
     found = collect(runs, labels)
     if any("test_accuracy" not in run.result.metrics for run in found):
         raise OtaflError("compare needs runs that record test accuracy; regression problems have none")
-    groups = _grouped(found, per, labels is None and not isinstance(runs, Mapping))
+    axes = [per] if isinstance(per, str) else list(per or ())
+    groups = _grouped(found, axes, labels is None and not isinstance(runs, Mapping))
     budget = None if at is None else Budget.parse(at)
     scores, rows_of, notes = _scores(found, budget)
     last = {place: estimate(values) for place, values in scores.items()}
@@ -241,7 +244,9 @@ def compare(
             if reason is None:
                 gaps[group, run.label] = estimate(scores[id(run.result)] - scores[id(base.result)])
             else:
-                why[group, run.label] = reason
+                apart = welch(scores[id(run.result)], scores[id(base.result)])
+                ahead = f": {run.label} minus {base.label} is {apart.mean:+.2f} ± {apart.half_width:.2f} points"
+                why[group, run.label] = reason + (f"{ahead} (Welch, 95 %)" if np.isfinite(apart.half_width) else "")
     adjusted = dict(zip(gaps, holm([p_value(gap) for gap in gaps.values()]), strict=True))
     rows, verdicts = [], []
     for group, members in groups.items():
@@ -293,27 +298,31 @@ def overview(folder: Path) -> str:
         table = compare(folder)
     except OtaflError:
         return ""
-    rows = [("run", "last model (%)", "last rounds (%)", "failed seeds")]
+    told = {row.rows for row in table.rows}
+    rows = [("run", "last model (%)", f"{told.pop() if len(told) == 1 else 'last rounds'} (%)", "failed seeds")]
     rows += [(row.label, str(row.final), str(row.last), row.failed) for row in table.rows]
     width = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(row, width, strict=True)).rstrip() for row in rows) + "\n"
 
 
-def _grouped(runs: Sequence[Named], per: str | None, own_labels: bool) -> dict[str, list[Named]]:
+def _grouped(runs: Sequence[Named], per: Sequence[str], own_labels: bool) -> dict[str, list[Named]]:
     """Group to its runs, with labels that are unique there."""
-    if per is None:
-        return {"": list(runs)}
     groups: dict[str, list[Named]] = {}
     for run in runs:
-        value = run.value(per)
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-        groups.setdefault(value if isinstance(value, str) else f"{per} = {text}", []).append(run)
-    if not own_labels:
+        words = []
+        for axis in per:
+            value = run.value(axis)
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            words.append(value if isinstance(value, str) else f"{axis} = {text}")
+        groups.setdefault(", ".join(words), []).append(run)
+    if not (own_labels and per):
         return groups
-    return {
-        group: [run.named(label) for run, label in zip(members, labels_of(without_axis(members, per)), strict=True)]
-        for group, members in groups.items()
-    }
+    for group, members in groups.items():
+        rest: Sequence[Named] = members
+        for axis in per:
+            rest = without_axis(rest, axis)
+        groups[group] = [run.named(label) for run, label in zip(members, labels_of(rest), strict=True)]
+    return groups
 
 
 def _base(members: Sequence[Named], baseline: str | None, group: str) -> Named:
@@ -326,7 +335,7 @@ def _base(members: Sequence[Named], baseline: str | None, group: str) -> Named:
     known = [run.label for run in members]
     where = f" of {group}" if group else ""
     raise ConfigError(f"baseline {baseline!r}: no run{where} has that label{registry.nearest(baseline, known)}; "
-                      f"there are {', '.join(known)}")  # fmt: skip
+                      f"there are {', '.join(map(repr, known))}")  # fmt: skip
 
 
 def _notes(runs: Sequence[Named]) -> list[str]:
@@ -355,10 +364,12 @@ def _reach(rounds: np.ndarray) -> str:
 
 def same_world(one: Result, other: Result) -> str | None:
     """What keeps a seed from being the same geometry, motion, channel and data in two runs; None if nothing does."""
-    sections = ("data", "partition", "cell", "mobility", "pathloss", "fading", "radio")
+    sections = ("data", "partition", "cell", "mobility", "pathloss", "fading")
     other_ones = [section for section in sections if getattr(one.config, section) != getattr(other.config, section)]
     if other_ones:
         return f"[{'], ['.join(dict.fromkeys(s.replace('partition', 'data') for s in other_ones))}]"
+    if one.config.radio.antennas != other.config.radio.antennas:  # powers and noise change no draw
+        return "radio.antennas"
     made = [
         {**result.summary.get("sources", {}), "algorithm": None, "model": None, "python": None}
         for result in (one, other)
@@ -369,11 +380,11 @@ def same_world(one: Result, other: Result) -> str | None:
 def _unpaired(run: Named, base: Named) -> str | None:
     """The reason why two runs cannot be compared seed by seed; None if they can."""
     if run.result.config.experiment.seeds != base.result.config.experiment.seeds:
-        return f"{run.label} and {base.label}: other seeds, so differences are not paired"
+        return f"{run.label} and {base.label}: other seeds, so unpaired"
     differs = same_world(run.result, base.result)
     if differs is not None:
         return (
             f"{run.label} and {base.label}: not the same world ({differs} differ), so a seed is not the same draw for "
-            "both; no paired difference"
+            "both; unpaired"
         )
     return None

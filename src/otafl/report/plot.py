@@ -61,6 +61,7 @@ MOST_TICKS = 7  # values on an axis of a sweep that each have a tick
 LOGARITHMIC_FROM = 30  # ratio of the largest to the least value on an axis of a sweep
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
 DASHES = ("-", "--", "-.", ":")
+MARKERS = dict(zip(DASHES, "os^D", strict=True))  # of points over an axis; they hide a dash from its dots
 STYLE: dict[str, Any] = {
     "font.family": "STIXGeneral",
     "mathtext.fontset": "stix",
@@ -170,6 +171,8 @@ def plot(
     """
     if width not in WIDTHS:
         raise ConfigError(f"width {width!r}: choose from {', '.join(WIDTHS)}")
+    if log and bottom is not None and bottom <= 0:
+        raise ConfigError(f"bottom {bottom:g}: a logarithmic axis has no such place")
     found = collect(runs)
     across = X_AXES.get(x, x)
     over_axis = x not in X_AXES and not any(across in run.result.metrics for run in found)
@@ -202,7 +205,15 @@ def plot(
                 bars = std if spread else None
                 shape = "none" if words else line  # words have no order that a line could follow
                 axes.errorbar(
-                    where, mean, bars, linestyle=shape, color=colour, label=label, marker="o", ms=3, elinewidth=0.7
+                    where,
+                    mean,
+                    bars,
+                    linestyle=shape,
+                    color=colour,
+                    label=label,
+                    marker=MARKERS.get(line, "o"),
+                    ms=3,
+                    elinewidth=0.7,
                 )
             else:
                 axes.plot(where, mean, line, color=colour, label=label)
@@ -217,7 +228,9 @@ def plot(
         _frame(axes, across, y, log, bottom, title)
         if over_axis:
             _axis_of_sweep(axes, across, words, [a for curve in curves for a in curve.x if isinstance(a, float)])
-            axes.set_ylabel(TITLES.get(y, y) + (f"\nafter {budget}" if budget is not None else ""))
+            told = {run.result.summary["averaged_over"] for run in found}
+            late = f"\n{told.pop()}" if len(told) == 1 and y not in X_AXES.values() else ""
+            axes.set_ylabel(TITLES.get(y, y) + (f"\nafter {budget}" if budget is not None else late))
         else:
             axes.set_xlim(left=0)
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2)

@@ -21,6 +21,8 @@ from otafl.runs.result import Result, read_run
 
 RARELY_TOLD = {"experiment.name", "experiment.seeds", "experiment.checkpoint_s", "training.engine"}
 RARELY_TOLD |= {"data.digest", "model.digest"}
+WORLD = {"data", "cell", "mobility", "pathloss", "fading", "radio", "imperfect"}
+"""Sections that say where a method is tried, not what it does."""
 LONGEST = 48  # characters of a label that is made from keys; beyond it the directory's name is one
 Runs = str | Path | Result | Iterable[str | Path | Result] | Mapping[str, str | Path | Result]
 """One run or several: directories, folders of them, sweeps' folders, results, or any of these by label."""
@@ -72,6 +74,10 @@ def collect(runs: Runs, labels: Sequence[str] | None = None) -> list[Named]:
         runs = list(runs.values())
     elif isinstance(runs, str | Path | Result):
         runs = [runs]
+    runs = list(runs)
+    for one in runs:
+        if not isinstance(one, str | Path | Result):
+            raise ConfigError(f"runs: a {type(one).__name__} is no run; name directories, or give results")
     found = [run for one in runs for run in ([Named("", one)] if isinstance(one, Result) else _read(Path(one)))]
     once: dict[Any, Named] = {}
     for run in found:  # a directory that is named twice is one run
@@ -115,6 +121,8 @@ def read_runs(runs: Runs, labels: Sequence[str] | None = None) -> dict[str, Resu
 def expand(path: Path) -> list[Path]:
     """The run directories that a path stands for."""
     with readable(path):
+        if not path.exists():
+            raise RunDirectoryError(f"{path}: no such folder")
         if (path / "config.toml").exists():
             return [path]
         sweep = _sweep_of(path)
@@ -225,14 +233,23 @@ def differences(configs: Sequence[Config]) -> tuple[list[dict[str, Any]], dict[s
 
 
 def names(configs: Sequence[Config]) -> list[str]:
-    """For every run its method, and the keys that tell it from others of that method."""
+    """For every run its method, and the keys that tell it from others: of the world, or from others of that method.
+
+    Keys that only one of two classes has, because their sections' names differ, are not told: the names are.
+    """
     own, _ = differences(configs)
     methods = [config.algorithm.name for config in configs]
     labels = []
     for config, keys in zip(configs, own, strict=True):
         same = [other for other, method in zip(own, methods, strict=True) if method == config.algorithm.name]
-        told = [key for key in keys if key != "algorithm.name" and key not in RARELY_TOLD]
-        told = [key for key in told if any(other.get(key) != keys[key] for other in same)]
+        told = []
+        for key, value in keys.items():
+            section, _, rest = key.partition(".")
+            others = own if section in WORLD else same
+            if rest != "name":
+                others = [other for other in others if other.get(f"{section}.name") == keys.get(f"{section}.name")]
+            if key != "algorithm.name" and key not in RARELY_TOLD and any(other.get(key) != value for other in others):
+                told.append(key)
         words = [word(key, keys[key], told) if not isinstance(keys[key], str) else str(keys[key]) for key in told]
         labels.append(", ".join([config.algorithm.name, *words]))
     return labels

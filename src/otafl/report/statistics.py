@@ -65,6 +65,30 @@ def estimate(values: NDArray[np.float64]) -> Estimate:
     return Estimate(float(values.mean()), std, half_width, count)
 
 
+def welch(one: NDArray[np.float64], other: NDArray[np.float64]) -> Estimate:
+    """The difference of two means whose values belong to different worlds, with Welch's 95 % interval.
+
+    Args:
+        one: a value per seed.
+        other: a value per seed, their mean is subtracted.
+
+    >>> found = welch(np.array([2.0, 4.0]), np.array([1.0, 1.0]))
+    >>> found.mean, round(found.half_width, 1)  # one degree of freedom
+    (2.0, 12.7)
+    """
+    from scipy.stats import t as student
+
+    few = min(len(one), len(other))
+    gap = float(one.mean() - other.mean())
+    if few < 2:
+        return Estimate(gap, math.nan, math.nan, few)
+    parts = [float(values.var(ddof=1)) / len(values) for values in (one, other)]
+    spread = sum(part**2 / (len(values) - 1) for part, values in zip(parts, (one, other), strict=True))
+    error = math.sqrt(sum(parts))
+    half_width = float(student.ppf(0.975, sum(parts) ** 2 / spread)) * error if spread else 0.0
+    return Estimate(gap, error * math.sqrt(few), half_width, few)
+
+
 def error_bar(value: Estimate) -> float:
     """Length of an error bar: half the 95 % interval; the standard deviation if there are fewer than three seeds."""
     return 0.0 if value.num_seeds < 2 else value.std if value.num_seeds < 3 else value.half_width
@@ -240,4 +264,5 @@ def verdict(one: str, other: str, found: Comparison) -> str:
         chance += f" after Holm's correction for {found.family} comparisons"
     if found.told:
         return f"{better} is better than {worse} by {size} ({how}; {chance})"
-    return f"{seeds} cannot separate {one} and {other}: {better} is ahead by {size} (paired, 95 %; {chance})"
+    alone = " for this pair alone" if found.family > 1 else ""
+    return f"{seeds} cannot separate {one} and {other}: {better} is ahead by {size} (paired, 95 %{alone}; {chance})"

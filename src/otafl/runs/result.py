@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
+from otafl import registry
 from otafl._version import __version__
 from otafl.config.schema import Config, digest_of, read_config
 from otafl.core.metrics import EXPLODED
@@ -191,7 +192,7 @@ def summary_scores(
     if np.isfinite(active).any():
         scores["num_active"] = float(np.nansum(active * spans) / (np.isfinite(active) * spans).sum())
     if diverged:
-        cause = _cause(config, scores.get("num_active"))
+        cause = _cause(config, scores.get("num_active"), min(diverged.values()))
         scores["diverged"] = {str(seed): {"round": r, "cause": cause} for seed, r in diverged.items()}
     return scores
 
@@ -217,9 +218,11 @@ def overlong(config: Config, rounds: NDArray[np.int64], metrics: Mapping[str, ND
     )
 
 
-def _cause(config: Config, num_active: float | None) -> str:
-    """The most likely causes of divergence, in words."""
+def _cause(config: Config, num_active: float | None, first: int) -> str:
+    """The most likely causes of divergence, which was first seen after a round, in words."""
     causes = [f"training.lr = {config.training.lr:g} is too large"]
+    if first <= 1 and config.algorithm.name not in registry.BUILTIN["algorithms"]:
+        causes = ["the method itself makes values that are not finite ('otafl check' tells)", *causes]
     if num_active is not None and num_active < FEW_ACTIVE * config.cell.devices:
         causes.append(f"few devices are heard, {num_active:.3g} of {config.cell.devices}: lower the threshold")
     gamma = getattr(config.algorithm.spec, "gamma", None)

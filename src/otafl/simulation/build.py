@@ -506,6 +506,12 @@ class Simulation:
         """Call a method's code; errors of a plug-in, and full memory, become one line."""
         try:
             return guarded(f"{self._who}: {where}", self.algorithm, call)
+        except PluginError as error:
+            if "size of tensor" in str(error):
+                raise PluginError(
+                    f"{error}; what belongs to a seed, [S], meets [S, M] or [S, P] as x[:, None]"
+                ) from error
+            raise
         except torch.OutOfMemoryError as error:
             raise OtaflError(
                 f"{self._who}: the device's memory is full in {where}; run fewer seeds at once (--seeds)"

@@ -204,12 +204,16 @@ def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Co
                 f"X ranges over {features.min():g} … {features.max():g} and is not divided: only bytes are; if these "
                 "are pixels, give X.astype('uint8') or X / 255",
             )
+        missing = sorted({*range(dataset.num_classes)} - {*np.unique(dataset.train.targets).tolist()})
+        if missing and dataset.num_classes > 1:
+            notes += (f"no training example has label {', '.join(map(str, missing[:5]))}: labels are counted from 0",)
         digest = data_digest(dataset)
         own_data.remember(digest, dataset)
         config = config.replace({"data.name": "arrays", "data.digest": digest})
     if model is not None:
         if not isinstance(model, nn.Module):
-            raise ConfigError(f"run(model=...) takes an nn.Module, not a {type(model).__name__}")
+            what = f"the class {model.__name__}; give {model.__name__}()" if isinstance(model, type) else None
+            raise ConfigError(f"run(model=...) takes an nn.Module, not {what or f'a {type(model).__name__}'}")
         if any(isinstance(value, nn.parameter.UninitializedParameter) for value in model.parameters()):
             raise PluginError("model: has lazy layers without weights; call it once on a batch of your data first")
         if not all(bool(value.isfinite().all()) for value in model.parameters()):

@@ -33,7 +33,7 @@ from otafl import registry
 from otafl.config.schema import Config, load_config
 from otafl.disk import content_of
 from otafl.errors import ConfigError
-from otafl.report.runs import word
+from otafl.report.runs import WORLD, word
 from otafl.runs.identity import name_hash
 from otafl.studies.examples import EXAMPLES
 
@@ -81,6 +81,13 @@ class Sweep:
     """Axis to its values or labels."""
     tune: Mapping[str, Any] = field(default_factory=dict)
     """The section [tune], for `otafl tune`."""
+
+    @property
+    def worlds(self) -> list[str]:
+        """The axes that change the world, and not only what is done in it; none if all do."""
+        changed = {axis for case in self.cases for axis, keys in case.keys.items() if {*map(_section, keys)} & WORLD}
+        found = [axis for axis in self.axes if axis == BASE or axis in changed]
+        return found if len(found) < len(self.axes) else []
 
 
 def load_sweep(path: str | Path, overrides: Mapping[str, Any] | None = None, chosen: str | Path | None = None) -> Sweep:
@@ -187,6 +194,10 @@ def parse_sweep(
             raise ConfigError(f"{source}: has no choice for {told}; run 'otafl tune {where}' again")
         for rule in chosen:
             keys |= rule.set
+        for axis, own in set_by.items():
+            for key in own.keys() & (overrides or {}).keys():
+                what = "is an axis of this sweep" if key == axis else f"is set by the axis {axis!r}"
+                raise ConfigError(f"--set {key}: {what}; change the file, since its labels would be wrong")
         keys |= overrides or {}
         try:
             config = load_config(_base(here, folder), keys)
@@ -310,6 +321,10 @@ def _flat(section: Any, where: str, prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def _section(key: str) -> str:
+    return key.partition(".")[0]
 
 
 def _base(source: Any, folder: Path) -> str | Path:
