@@ -243,8 +243,9 @@ def run(
             say(f"otafl: this run is in {folder}: continue it with --out {folder}, without --fresh")
         raise stop
     print_summary(result, folder)
-    if len(result.diverged) < len(resolved.experiment.seeds):
-        _draw(result, folder / "accuracy.png")
+    if len(result.diverged) == len(resolved.experiment.seeds):
+        return DIVERGED_STATUS
+    _draw(result, folder / "accuracy.png")
     if config == "quick" and not chosen:
         print(
             "next   otafl sweep first      the same beside FedOAG, SCA and error-free training\n"

@@ -245,8 +245,9 @@ def compare(
                 gaps[group, run.label] = estimate(scores[id(run.result)] - scores[id(base.result)])
             else:
                 apart = welch(scores[id(run.result)], scores[id(base.result)])
-                ahead = f": {run.label} minus {base.label} is {apart.mean:+.2f} ± {apart.half_width:.2f} points"
-                why[group, run.label] = reason + (f"{ahead} (Welch, 95 %)" if np.isfinite(apart.half_width) else "")
+                size = f"{apart.mean:+.2f} ± {apart.half_width:.2f} points" if apart.num_seeds > 1 else "not compared"
+                told = f"{run.label} minus {base.label}: {size} (unpaired, Welch, 95 %: {reason})"
+                why[group, run.label] = told
     adjusted = dict(zip(gaps, holm([p_value(gap) for gap in gaps.values()]), strict=True))
     rows, verdicts = [], []
     for group, members in groups.items():
@@ -380,11 +381,6 @@ def same_world(one: Result, other: Result) -> str | None:
 def _unpaired(run: Named, base: Named) -> str | None:
     """The reason why two runs cannot be compared seed by seed; None if they can."""
     if run.result.config.experiment.seeds != base.result.config.experiment.seeds:
-        return f"{run.label} and {base.label}: other seeds, so unpaired"
+        return "other seeds"
     differs = same_world(run.result, base.result)
-    if differs is not None:
-        return (
-            f"{run.label} and {base.label}: not the same world ({differs} differ), so a seed is not the same draw for "
-            "both; unpaired"
-        )
-    return None
+    return None if differs is None else f"not the same world, {differs} differ"

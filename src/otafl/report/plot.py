@@ -56,6 +56,7 @@ TITLES = {
 SYMBOLS = {"gamma": "γ", "lr": "η₀", "omega": "ω", "nu": "ν", "dirichlet_alpha": "α"}
 UNITS = {"m": "m", "mps": "m/s", "s": "s", "hz": "Hz", "w": "W", "j": "J", "db": "dB", "dbm": "dBm"}
 MOST_BANDS = 5  # curves beyond which bands would hide each other
+MOST_BARS = 8  # and, over an axis, with error bars
 LEGEND_ROW, USUAL_ROWS = 0.17, 3  # inches that a row of a legend needs, and rows that a figure has room for
 MOST_TICKS = 7  # values on an axis of a sweep that each have a tick
 LOGARITHMIC_FROM = 30  # ratio of the largest to the least value on an axis of a sweep
@@ -189,7 +190,7 @@ def plot(
     if not curves:
         raise ConfigError(f"-x {x} -y {y}: none of these runs has both")
     rows: list[Sequence[Any]] = [("run", across, f"{y}_mean", f"{y}_std", "seeds")]
-    few = len(curves) <= MOST_BANDS
+    few = len(curves) <= (MOST_BARS if over_axis else MOST_BANDS)
     words = list(dict.fromkeys(value for curve in curves for value in curve.x if isinstance(value, str)))
     columns = min(len(curves), _legend_columns([curve.label for curve in curves], width))
     inches, height = WIDTHS[width]
@@ -229,7 +230,9 @@ def plot(
         if over_axis:
             _axis_of_sweep(axes, across, words, [a for curve in curves for a in curve.x if isinstance(a, float)])
             told = {run.result.summary["averaged_over"] for run in found}
-            late = f"\n{told.pop()}" if len(told) == 1 and y not in X_AXES.values() else ""
+            late = (
+                f"\nmean of {told.pop().rpartition(' of ')[2]}" if len(told) == 1 and y not in X_AXES.values() else ""
+            )
             axes.set_ylabel(TITLES.get(y, y) + (f"\nafter {budget}" if budget is not None else late))
         else:
             axes.set_xlim(left=0)
