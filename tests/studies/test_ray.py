@@ -76,8 +76,8 @@ def test_a_node_that_does_not_see_the_folder_sends_the_files_back(tmp_path: Path
 
     config = load_config("stationary", SMALL)
     sight = (str(tmp_path / "elsewhere"), "token")
-    job = {"config": config.to_toml(), "device": "cpu", "threads": 1, "plugins": []}
-    report = _task(job, str(tmp_path / "never"), sight, "label", News())
+    job = {"device": "cpu", "threads": 1, "plugins": []}
+    report = _task(job, config.to_toml(), str(tmp_path / "never"), sight, "label", News())
     assert report["done"] == "complete"
     assert {"config.toml", "metrics.csv", "summary.json", "model.safetensors"} <= set(report["files"])
     assert not (tmp_path / "never").exists()
