@@ -119,6 +119,11 @@ def test_axes_of_the_world_are_told_apart_from_methods() -> None:
     axes = {"training.lr": [0.05, 0.1], "cell.radius_m": [500.0, 900.0], "base": ["stationary", "mixed"]}
     assert sweep({"axes": axes}).worlds == ["cell.radius_m", "base"]
     assert sweep({"axes": {"cell.radius_m": [500.0, 900.0]}}).worlds == []  # nothing to compare within a world
+    several = [
+        {"label": "a", "algorithm.name": "sca"},
+        {"label": "b", "algorithm.name": "beamforming", "radio.antennas": 4},
+    ]
+    assert sweep({"axes": {"base": ["stationary", "mixed"], "method": several}}).worlds == ["base"]
 
 
 def test_a_file_that_is_not_there_or_not_toml(tmp_path: Path) -> None:

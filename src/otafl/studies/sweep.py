@@ -84,9 +84,9 @@ class Sweep:
 
     @property
     def worlds(self) -> list[str]:
-        """The axes that change the world, and not only what is done in it; none if all do."""
-        changed = {axis for case in self.cases for axis, keys in case.keys.items() if {*map(_section, keys)} & WORLD}
-        found = [axis for axis in self.axes if axis == BASE or axis in changed]
+        """The axes that change nothing but the world; none if all do."""
+        others = {axis for case in self.cases for axis, keys in case.keys.items() if {*map(_section, keys)} - WORLD}
+        found = [axis for axis in self.axes if axis not in others]
         return found if len(found) < len(self.axes) else []
 
 

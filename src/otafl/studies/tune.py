@@ -273,6 +273,8 @@ def _turns(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[st
             if turn < max(1, len(knobs)):
                 fixed = {k: v for k, v in here[group].items() if k != first and k not in knobs[turn : turn + 1]}
                 asked += [c for c in cases if all(_hashable(c.axes[axis]) == value for axis, value in fixed.items())]
+        if not asked:  # nobody has so many knobs
+            break
         cases = [_tuning_case(case, chosen, chosen["rounds"]) for case in asked]
         found, code = _evaluate(cases, sweep, folder, chosen, chosen["rounds"], executor)
         status = max(status, code)
