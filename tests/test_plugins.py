@@ -122,9 +122,15 @@ def test_finished_runs_are_read_without_their_plug_ins(tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert "nothing is named 'my-gbma'" in refused.stderr
         assert "--plugin FILE.py" in refused.stderr
+    script = "import otafl; a, b = (otafl.read_run('mine').config for _ in range(2)); assert a == b"
+    assert subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=False).returncode == 0
     script = "import otafl; otafl.run(otafl.read_run('mine').config)"
     refused = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "ConfigError: algorithm.name: nothing is named 'my-gbma'" in refused.stderr.splitlines()[-1]
+    script = f"import sys, otafl; c = otafl.read_run('mine').config; sys.path.append({str(EXAMPLES)!r}); import gbma; "
+    script += "print(otafl.run(c).status)"
+    later = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert later.stdout == "complete\n", later.stderr
 
 
 @pytest.mark.usefixtures("no_plugins")

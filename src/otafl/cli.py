@@ -30,6 +30,7 @@ FAILED_STATUS = 1
 DIVERGED_STATUS = 3
 MOST_CURVES = 12  # of the figure that a sweep ends with
 PRESET_OWN = "fedoag-zero"  # the method whose constants the preset quick has
+PRESET_KEYS = {"training.lr", "training.clip", "training.warmup"}
 BUG_STATUS = 70  # sysexits.h: internal software error
 
 RUN_EXAMPLES = """\b
@@ -221,7 +222,7 @@ def run(
     resolved = load_config(config, chosen)
     if config == "quick" and resolved.data.name == "digits" and "data.name" not in chosen:
         say("MNIST is not here, so this takes the small digits of the package; 'otafl data get mnist' gets it")
-    if config == "quick" and resolved.algorithm.name != PRESET_OWN and "training.lr" not in chosen:
+    if config == "quick" and resolved.algorithm.name != PRESET_OWN and not chosen.keys() & PRESET_KEYS:
         say(
             f"training.lr = {resolved.training.lr:g}, clip and warmup are {PRESET_OWN}'s; the paper's are --set "
             "training.lr=0.1 --set training.clip=inf --set training.warmup=0, and 'otafl tune' finds others"

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from otafl.errors import ConfigError, OtaflError, PluginError
+from otafl.errors import ConfigError, OtaflError, PluginError, is_out_of_memory
 
 Class = TypeVar("Class", bound=type)
 Result = TypeVar("Result")
@@ -82,7 +82,7 @@ def changed_since_loaded(cls: type) -> str | None:
 
 
 _plugin_files: dict[str, ModuleType] = {}  # absolute path to the module loaded from it
-_silent_files: list[str] = []  # those that registered nothing
+_silent_files: list[str] = []  # those with classes that registered nothing
 
 
 def load_plugin(path: str | Path) -> None:
@@ -106,7 +106,8 @@ def load_plugin(path: str | Path) -> None:
     except (Exception, SystemExit) as error:
         raise PluginError(f"--plugin {path}: cannot be loaded: {in_a_line(error)}") from error
     _plugin_files[file] = module
-    if before == {kind: set(found) for kind, found in _registered.items()}:
+    own = any(isinstance(value, type) and value.__module__ == name for value in vars(module).values())
+    if own and before == {kind: set(found) for kind, found in _registered.items()}:
         _silent_files.append(str(path))
 
 
@@ -152,7 +153,7 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
         known = names(kind)
         more = "and what --plugin FILE.py makes known"
         if _silent_files:
-            more = f"but {', '.join(_silent_files)} registers nothing: is the line @otafl.register_… missing there?"
+            more += f"; {', '.join(_silent_files)} registers nothing: is the line @otafl.register_… missing there?"
         raise ConfigError(
             f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}, {more}"
         )
@@ -191,7 +192,7 @@ def guarded(what: str, spec: object, call: Callable[[], Result]) -> Result:
         raise
     except (Exception, SystemExit) as error:
         cls = spec if isinstance(spec, type) else type(spec)
-        if cls.__module__.startswith("otafl."):
+        if cls.__module__.startswith("otafl.") or is_out_of_memory(error):
             raise
         raise PluginError(f"{what} failed: {in_a_line(error)}{_place(error)}") from error
 

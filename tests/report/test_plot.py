@@ -16,7 +16,7 @@ from otafl.report.statistics import last_accuracy
 from otafl.studies.conduct import conduct
 from otafl.studies.study import Study
 from otafl.studies.sweep import parse_sweep
-from tests.conftest import TINY, make_config
+from tests.conftest import TINY, make_config, simulate
 
 SWEEP: dict[str, Any] = {
     "name": "two",
@@ -257,6 +257,11 @@ def test_other_worlds_are_compared_unpaired_and_powers_paired() -> None:
     one = otafl.run(make_config("ota-fedavg", keys), device="cpu")
     loud = otafl.run(make_config("ota-fedavg", {**keys, "radio.tx_power_dbm": 40.0}), device="cpu")
     assert otafl.compare({"one": one, "loud": loud}).rows[1].gap is not None
+    ours, theirs = (simulate(run.config) for run in (one, loud))
+    for mine, other in zip(ours.worlds, theirs.worlds, strict=True):
+        assert np.array_equal(mine.coeff, other.coeff)
+    assert bool((ours.sampler.at(3) == theirs.sampler.at(3)).all())
+    assert bool((ours.air.noise((0, 1, 2), "uplink", 3, 5) == theirs.air.noise((0, 1, 2), "uplink", 3, 5)).all())
     far = otafl.run(make_config("ota-fedavg", {**keys, "cell.radius_m": 2000.0}), device="cpu")
     table = otafl.compare({"one": one, "far": far})
     assert table.rows[1].gap is None

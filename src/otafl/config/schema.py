@@ -400,7 +400,8 @@ def resolve(base: Layer, user: Layer, keep_fitting: bool = False, unloaded: bool
         if not isinstance(name, str):
             raise ConfigError(f"{section}.name = {name!r}: must be a string")
         stranger = unloaded and name not in registry.names(CHOSEN[section][0])
-        cls = _unloaded_class(name, keys) if stranger else _chosen_class(section, name)
+        own = tuple(key for key in keys if section != "data" or key not in PARTITION_KEYS)
+        cls = _unloaded_class(section, name, own) if stranger else _chosen_class(section, name)
         if section == "data":
             mine = {key: keys.pop(key) for key in list(keys) if key in PARTITION_KEYS}
             built["partition"] = _validate(section, Partition, mine)
@@ -432,17 +433,21 @@ def _chosen_class(section: str, name: str) -> type:
     return cls
 
 
-def _unloaded_class(name: str, keys: Layer) -> type:
-    """A class in the place of a plug-in's that is not loaded."""
-    own = [key for key in keys if key not in PARTITION_KEYS]
-    return dataclasses.make_dataclass(f"Unloaded_{name}", [(key, Any) for key in own], frozen=True)
+@functools.cache
+def _unloaded_class(section: str, name: str, keys: tuple[str, ...]) -> type:
+    """A class in the place of a plug-in's that is not loaded; one for the same keys, so that runs are equal."""
+    made = dataclasses.make_dataclass(f"Unloaded_{name}", [(key, Any) for key in keys], frozen=True)
+    _unloaded.add(made)
+    return made
+
+
+_unloaded: set[type] = set()
 
 
 def loaded(config: Config) -> Config:
     """The configuration, of which every class must be known here: that of a run that was read need not be."""
-    for section, (kind, _) in CHOSEN.items():
-        registry.lookup(kind, getattr(config, section).name, f"{section}.name")
-    return config
+    missing = [section for section in CHOSEN if type(getattr(config, section).spec) in _unloaded]
+    return config.replace({}) if missing else config  # this looks them up
 
 
 def _own_keys(cls: Any) -> frozenset[str]:

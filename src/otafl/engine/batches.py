@@ -44,7 +44,7 @@ class BatchSampler:
         self._first = torch.from_numpy(before + np.cumsum(counts, axis=1) - counts)[..., None, None].to(self._device)
         self._count = torch.from_numpy(counts.astype(np.float64))[..., None, None].to(self._device)
         self._image = torch.from_numpy(np.concatenate(images)).to(self._device)
-        self._drawn: dict[int, Tensor] = {}
+        self._drawn: dict[int, tuple[Tensor, torch.cuda.Event]] = {}
         self._kept = KEPT_INDICES // (counts.size * self._shape[0] * batch_size)
 
     def at(self, t: int) -> Tensor:
@@ -53,7 +53,9 @@ class BatchSampler:
         On a GPU the draws of the first rounds are kept there, for the next method of this process.
         """
         if t in self._drawn:
-            return self._drawn[t]
+            kept, done = self._drawn[t]
+            torch.cuda.current_stream(self._device).wait_event(done)  # another run's stream may have drawn it
+            return kept
         uniform = np.empty((*self._counts.shape, *self._shape))
         for seed, row in zip(self._seeds, uniform, strict=True):
             Streams(seed).at("batches", t).random(out=row)
@@ -62,7 +64,7 @@ class BatchSampler:
             drawn = drawn.pin_memory().to(self._device, non_blocking=True)  # the host does not wait
         drawn = self._image[(drawn * self._count).to(torch.int64).add_(self._first)]
         if self._device.type != "cpu" and t < self._kept:
-            self._drawn[t] = drawn
+            self._drawn[t] = drawn, torch.cuda.current_stream(self._device).record_event()
         return drawn
 
     def image_weights(self, num_images: int) -> Tensor:

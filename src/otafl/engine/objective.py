@@ -52,11 +52,6 @@ LOSSES: dict[Loss, Callable[[Tensor, Tensor], Tensor]] = {
 """Functions that give the loss of every example, [N]."""
 
 
-def _probabilities(output: Tensor) -> bool:
-    """Whether a model's outputs [n, classes] are probabilities, not scores."""
-    return bool((output >= 0).all()) and torch.allclose(output.sum(-1), torch.ones_like(output[..., 0]))
-
-
 class Scores(NamedTuple):
     """Mean loss and, where there are classes, accuracy, each [S]."""
 
@@ -166,7 +161,7 @@ class Objective:
                     raise PluginError(
                         f"model: gives {output.shape[-1]} class scores for {self.num_classes} classes ({labels})"
                     )
-                if self.classifies and self.num_classes > 1 and _probabilities(output):
+                if self.classifies and isinstance(list(self._module.modules())[-1], nn.Softmax):
                     raise PluginError(
                         "model: ends with a softmax, which the loss has already; leave it out, or training is slower"
                     )

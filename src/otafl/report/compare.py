@@ -245,8 +245,8 @@ def compare(
                 gaps[group, run.label] = estimate(scores[id(run.result)] - scores[id(base.result)])
             else:
                 apart = welch(scores[id(run.result)], scores[id(base.result)])
-                size = f"{apart.mean:+.2f} ± {apart.half_width:.2f} points" if apart.num_seeds > 1 else "not compared"
-                told = f"{run.label} minus {base.label}: {size} (unpaired, Welch, 95 %: {reason})"
+                size = f"{apart.mean:+.2f} ± {apart.half_width:.2f} points (unpaired, Welch, 95 %: {reason})"
+                told = f"{run.label} minus {base.label}: {size if apart.num_seeds > 1 else f'not compared, {reason}'}"
                 why[group, run.label] = told
     adjusted = dict(zip(gaps, holm([p_value(gap) for gap in gaps.values()]), strict=True))
     rows, verdicts = [], []

@@ -223,10 +223,10 @@ def _cause(config: Config, num_active: float | None, first: int) -> str:
     causes = [f"training.lr = {config.training.lr:g} is too large"]
     if first <= 1 and config.algorithm.name not in registry.BUILTIN["algorithms"]:
         causes = ["the method itself makes values that are not finite ('otafl check' tells)", *causes]
-    if num_active is not None and num_active < FEW_ACTIVE * config.cell.devices:
-        causes.append(f"few devices are heard, {num_active:.3g} of {config.cell.devices}: lower the threshold")
-    gamma = getattr(config.algorithm.spec, "gamma", None)
-    if isinstance(gamma, float) and config.radio.noise_var_j > 0:
+    gamma, asked = getattr(config.algorithm.spec, "gamma", None), config.cell.cohort or config.cell.devices
+    if isinstance(gamma, float) and num_active is not None and num_active < FEW_ACTIVE * asked:
+        causes.append(f"algorithm.gamma = {gamma:g} is too high: {num_active:.3g} of {asked} devices are heard")
+    elif isinstance(gamma, float) and config.radio.noise_var_j > 0:
         causes.append(f"algorithm.gamma = {gamma:g} lets too much receiver noise in")
     if not config.imperfect.none:
         causes.append("[imperfect] disturbs too much")

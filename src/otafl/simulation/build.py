@@ -30,7 +30,7 @@ from otafl.engine.models import builder
 from otafl.engine.objective import Examples, Objective
 from otafl.engine.rows import Schedule
 from otafl.engine.training import THREADS_FROM, ChunkEngine, Engine, ReferenceEngine, one_by_one
-from otafl.errors import ConfigError, OtaflError, PluginError
+from otafl.errors import ConfigError, PluginError, TooLargeError
 from otafl.radio.air import Air, Channel, EnergyGuard, IdealAir
 from otafl.radio.csi import View
 from otafl.radio.knowledge import OWN, Knowledge, Quantity
@@ -513,7 +513,7 @@ class Simulation:
                 ) from error
             raise
         except torch.OutOfMemoryError as error:
-            raise OtaflError(
+            raise TooLargeError(
                 f"{self._who}: the device's memory is full in {where}; run fewer seeds at once (--seeds)"
             ) from error
 

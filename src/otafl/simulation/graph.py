@@ -119,10 +119,12 @@ class _RecordedRounds:
 
     def _record(self, state: Any, ledger: Ledger) -> "torch.cuda.CUDAGraph":
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        alone = stream == torch.cuda.default_stream()
+        own = None if alone else torch.cuda.Stream()  # type: ignore[no-untyped-call]  # and so workspaces of its own
         collects = gc.isenabled()
         gc.disable()  # freeing an older run's graph meanwhile would break the recording
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=own):
                 self._round(None, state, ledger)
         finally:
             torch.cuda.set_stream(stream)

@@ -22,7 +22,8 @@ from otafl.config.schema import PAPER_PARAMS, Config, load_config, loaded, num_p
 from otafl.core.metrics import Ledger, Rows, consensus, on_host
 from otafl.core.state import continued, rebuilt, tensors_of
 from otafl.engine import models
-from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError, is_out_of_memory
+from otafl.engine.fast import kernels
+from otafl.errors import ConfigError, OtaflError, PluginError, RunDirectoryError, TooLargeError, is_out_of_memory
 from otafl.radio.noise import NoiseSource
 from otafl.runs.directory import Checkpoint, RunDirectory
 from otafl.runs.identity import data_digest, is_plugin, module_digest, name_hash, sources
@@ -131,13 +132,14 @@ class Turn:
     """Its result, or what ended it; None while it goes on."""
 
 
-def run_in_turns(turns: Sequence[Turn], device: str) -> None:
+def run_in_turns(turns: Sequence[Turn], device: str) -> int:
     """Carry out several runs in one process, a round of each in turn; on a GPU, where each has a stream, they overlap.
 
-    Each gets the bytes that it has alone. An error ends its own run only, a signal all of them, after a checkpoint.
+    Each gets the bytes that it has alone. An error ends its own run only, a signal all of them, after a checkpoint; its
+    number is returned, 0 if there was none.
     """
     stop: list[int] = []
-    with _alone, caught_signals(stop), ExitStack() as stack:
+    with _alone, caught_signals(stop), kernels.shared_by(len(turns)), ExitStack() as stack:
         compute, going, set_up = choose_device(device), [], False
         for turn in turns:
             rounds = _under_way(turn.config, turn.out, compute, turn.observer, stop)
@@ -145,15 +147,27 @@ def run_in_turns(turns: Sequence[Turn], device: str) -> None:
             going.append((turn, stack.enter_context(closing(rounds)), stream))
         while going:
             for turn, rounds, stream in going:
+                if stop and not set_up:
+                    turn.outcome = Interrupted(stop[0], 0)
+                    continue
                 try:
                     with nullcontext() if stream is None else torch.cuda.stream(stream):
                         turn.outcome = _next(rounds)
-                except Exception as error:  # without a traceback that would hold its memory
-                    turn.outcome = error.with_traceback(None) if is_out_of_memory(error) else error
-                if stream is not None and not set_up:
-                    stream.synchronize()  # others may read what it has made
+                    if stream is not None and not set_up:
+                        stream.synchronize()  # others may read what it has made
+                except Exception as error:
+                    turn.outcome = error
+                    if cramped(error):  # without what would hold its memory
+                        turn.outcome = error.with_traceback(None)
+                        error.__cause__ = error.__context__ = None
             set_up = True
             going = [(turn, rounds, stream) for turn, rounds, stream in going if turn.outcome is None]
+    return stop[0] if stop else 0
+
+
+def cramped(outcome: object) -> bool:
+    """Whether a run ended for want of memory or of room on the GPU, which it may find alone."""
+    return isinstance(outcome, TooLargeError) or (isinstance(outcome, Exception) and is_out_of_memory(outcome))
 
 
 def _next(rounds: UnderWay) -> Result | None:
@@ -204,9 +218,10 @@ def with_objects(config: Config, data: Any, model: nn.Module | None) -> tuple[Co
                 f"X ranges over {features.min():g} … {features.max():g} and is not divided: only bytes are; if these "
                 "are pixels, give X.astype('uint8') or X / 255",
             )
-        missing = sorted({*range(dataset.num_classes)} - {*np.unique(dataset.train.targets).tolist()})
-        if missing and dataset.num_classes > 1:
-            notes += (f"no training example has label {', '.join(map(str, missing[:5]))}: labels are counted from 0",)
+        labels = np.unique(dataset.train.targets)
+        if 1 < dataset.num_classes != len(labels):
+            first = next((k for k, label in enumerate(labels) if k != label), len(labels))
+            notes += (f"no training example has label {first}: labels are counted from 0",)
         digest = data_digest(dataset)
         own_data.remember(digest, dataset)
         config = config.replace({"data.name": "arrays", "data.digest": digest})
@@ -282,7 +297,9 @@ def _fold(sim: Simulation, directory: RunDirectory | None, observer: Observer | 
     if observer is not None:
         observer(first, None)
     for t in range(first, num_rounds):
+        paused = time.monotonic()
         yield
+        started += time.monotonic() - paused  # others' turns are not its time
         rounds.advance(t)
         state = rounds.state
         done = t + 1

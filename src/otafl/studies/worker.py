@@ -50,36 +50,44 @@ def carry_out(task: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> N
     import torch
 
     from otafl.config.schema import Config
-    from otafl.errors import OtaflError, RunBusyError, TooLargeError, is_out_of_memory
+    from otafl.errors import RunBusyError
     from otafl.registry import load_plugin
-    from otafl.simulation.run import Turn, run_in_turns
+    from otafl.simulation.run import Turn, cramped, run_in_turns
 
     if task.get("threads"):
         torch.set_num_threads(task["threads"])
-    patience = time.monotonic() + BUSY_PATIENCE_S
+    patience: dict[str, float] = {}  # of runs that were busy: until when
     waiting = [list(task["runs"])]  # names of the runs that take turns
     while waiting:
-        turns = {}
+        turns: dict[str, Turn] = {}
+        stopped = 0
         for name in waiting.pop(0):
             try:
                 for file in task.get("plugins", ()):
                     load_plugin(file)
                 run = task["runs"][name]
-                config = Config.from_toml(run["config"])
-                turns[name] = Turn(config, Path(run["out"]), _observer(name, tell))
-            except OtaflError as error:
-                tell({"run": name, "error": str(error)})
-        run_in_turns(list(turns.values()), task["device"])
+                turns[name] = Turn(Config.from_toml(run["config"]), Path(run["out"]), _observer(name, tell))
+            except Exception as error:
+                tell({"run": name, **_report(error)})
+        try:
+            stopped = run_in_turns(list(turns.values()), task["device"])
+        except Exception as error:
+            for turn in turns.values():
+                turn.outcome = turn.outcome or error
         for name, turn in turns.items():
-            end = turn.outcome
-            cramped = isinstance(end, TooLargeError) or (isinstance(end, Exception) and is_out_of_memory(end))
-            if isinstance(end, RunBusyError) and time.monotonic() < patience:
-                time.sleep(0.2)  # another worker may still write its last checkpoint
+            busy = isinstance(turn.outcome, RunBusyError)  # another worker may still write its last checkpoint
+            if busy and time.monotonic() < patience.setdefault(name, time.monotonic() + BUSY_PATIENCE_S):
                 waiting.append([name])
-            elif cramped and len(turns) > 1:
+            elif cramped(turn.outcome) and len(turns) > 1:
                 waiting.append([name])  # alone it may find room
             else:
                 tell({"run": name, **_report(turn.outcome)})
+        if stopped:
+            for name in (name for names in waiting for name in names):
+                tell({"run": name, "stopped": 0})
+            return
+        if waiting and waiting[0][0] in patience:
+            time.sleep(0.2)
 
 
 def _observer(name: str, tell: Callable[[dict[str, Any]], None]) -> Callable[[int, Any], None]:

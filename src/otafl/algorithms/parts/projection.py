@@ -54,7 +54,7 @@ class Projection:
         return _hartley(wide) * self.signs * self._scale
 
 
-_projection = lru_cache(maxsize=4)(Projection.drawn)
+_projection = lru_cache(maxsize=64)(Projection.drawn)
 """Kept from round to round: a CUDA graph cannot draw it."""
 
 

@@ -14,6 +14,8 @@ Does not know: rounds, channels, methods.
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from otafl.engine.fast.head import Head
 from otafl.engine.objective import Objective
+from otafl.errors import TooLargeError
 
 try:
     if torch.version.cuda is None and torch.version.hip is None and "TRITON_INTERPRET" not in os.environ:
@@ -38,9 +41,23 @@ SPAN = 4096  # parameters per program, in kernels that pass over whole models
 NORM_BLOCKS = 32  # programs per model in a norm
 
 
+_streams = 1
+
+
+@contextmanager
+def shared_by(streams: int) -> Iterator[None]:
+    """Inside the `with` block, kernels of so many streams may be on the GPU at the same time."""
+    global _streams
+    before, _streams = _streams, streams
+    try:
+        yield
+    finally:
+        _streams = before
+
+
 def suits(objective: Objective, head: Head, batch: int, z: Tensor) -> bool:
     """Whether the `descend` kernel can do the steps of this model."""
-    return (
+    found = (
         triton is not None
         and z.is_cuda
         and z.dtype == torch.float32
@@ -51,6 +68,9 @@ def suits(objective: Objective, head: Head, batch: int, z: Tensor) -> bool:
         and batch in BATCHES
         and triton.cdiv(head.outputs, BLOCK) <= _processors(z.device)  # a row's programs must all run at the same time
     )
+    if found and _streams * triton.cdiv(head.outputs, BLOCK) > _processors(z.device):
+        raise TooLargeError(f"{_streams} runs in turns are too many for a layer of {head.outputs}; lower --together")
+    return found
 
 
 @cache
