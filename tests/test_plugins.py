@@ -138,7 +138,7 @@ def test_a_forgotten_decorator_is_pointed_out(tmp_path: Path, monkeypatch: pytes
     from otafl import load_config, registry
     from otafl.errors import ConfigError
 
-    monkeypatch.setattr(registry, "_silent_files", [])
+    monkeypatch.setattr(registry, "_plugin_files", {})
     file = tmp_path / "law.py"
     file.write_text("class Law:\n    pass\n")
     registry.load_plugin(file)

@@ -6,7 +6,6 @@ Does not know: how anything is computed.
 
 import contextlib
 import io
-import itertools
 import logging
 import math
 import os
@@ -29,8 +28,6 @@ from otafl.registry import in_a_line, load_plugin
 FAILED_STATUS = 1
 DIVERGED_STATUS = 3
 MOST_CURVES = 12  # of the figure that a sweep ends with
-PRESET_OWN = "fedoag-zero"  # the method whose constants the preset quick has
-PRESET_KEYS = {"training.lr", "training.clip", "training.warmup"}
 BUG_STATUS = 70  # sysexits.h: internal software error
 
 RUN_EXAMPLES = """\b
@@ -222,11 +219,8 @@ def run(
     resolved = load_config(config, chosen)
     if config == "quick" and resolved.data.name == "digits" and "data.name" not in chosen:
         say("MNIST is not here, so this takes the small digits of the package; 'otafl data get mnist' gets it")
-    if config == "quick" and resolved.algorithm.name != PRESET_OWN and not chosen.keys() & PRESET_KEYS:
-        say(
-            f"training.lr = {resolved.training.lr:g}, clip and warmup are {PRESET_OWN}'s; the paper's are --set "
-            "training.lr=0.1 --set training.clip=inf --set training.warmup=0, and 'otafl tune' finds others"
-        )
+    if config == "quick":
+        _say_whose_constants(resolved, chosen)
 
     from otafl.report.told import Progress, headline, print_summary
     from otafl.simulation.build import choose_device
@@ -255,6 +249,17 @@ def run(
     elif config == "quick":
         print(f"next   otafl compare {folder} ANOTHER; otafl plot {folder} ANOTHER -o figure.pdf")
     return DIVERGED_STATUS if result.diverged else 0
+
+
+def _say_whose_constants(resolved: Any, chosen: Any) -> None:
+    """Say so if another method has the learning rate and so on that the preset quick has for its own."""
+    from otafl.config.schema import as_toml, file_layer, load_config
+
+    preset, paper = file_layer("quick"), load_config("stationary").to_dict()["training"]
+    own, keys = preset["algorithm"]["name"], preset["training"]
+    if resolved.algorithm.name != own and not any(f"training.{key}" in chosen for key in keys):
+        theirs = " ".join(f"--set training.{key}={as_toml(paper[key])}" for key in keys)
+        say(f"training.{', '.join(keys)} are {own}'s; the paper's are {theirs}, and 'otafl tune' finds others")
 
 
 @app.command(epilog=SWEEP_EXAMPLES)
@@ -679,14 +684,8 @@ def _entries(kind: str) -> list[tuple[str, str]]:
     if kind == "sweeps":
         from otafl.studies.examples import EXAMPLES
 
-        return [(name, _first_sentence(file.read_text(encoding="utf-8"))) for name, file in EXAMPLES.items()]
+        return [(name, file.read_text(encoding="utf-8").splitlines()[0].strip("# ")) for name, file in EXAMPLES.items()]
     return [(name, registry.summary(kind, name)) for name in registry.names(kind)]
-
-
-def _first_sentence(text: str) -> str:
-    """The first sentence of the comment that a file begins with."""
-    lines = [line.strip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
-    return " ".join(lines).partition(". ")[0].partition(": otafl")[0].rstrip(".:") + "."
 
 
 @data_app.command("list")

@@ -73,9 +73,9 @@ def check_fading(name: str, overrides: Mapping[str, Any] | None = None) -> Itera
         text = f"|E g| is {size:.3f}"
         good = size < limit
         yield Finding("mean", "ok" if good else "FAIL", text if good else f"{text}; `zero_mean` says that it is 0")
-    same = np.array_equal(_drawn(config, ROUNDS), _drawn(config, ROUNDS))
+    same = np.array_equal(drawn, _drawn(config, ROUNDS))
     yield Finding("again", *_said(same, "the same seed gives the same fading", "draw from `streams.at(name, t)` only"))
-    same = np.array_equal(_drawn(config, ROUNDS)[:20], _drawn(config, 20))
+    same = np.array_equal(drawn[:20], _drawn(config, 20))
     yield Finding("beginning", *_said(same, "20 rounds are the first 20 of more", "address draws by their round"))
 
 
@@ -109,8 +109,8 @@ def _said(good: bool, text: str, remedy: str) -> tuple[Verdict, str]:
 
 def _drawn(config: Config, num_rounds: int) -> np.ndarray:
     """Fading of all devices that stand still, [T, M]."""
-    way = trajectory.__wrapped__ if hasattr(trajectory, "__wrapped__") else trajectory  # not the one that is kept
-    found = way(config.cell, config.mobility.spec, config.pathloss.spec, config.fading.spec, num_rounds, 0)
+    parts = config.cell, config.mobility.spec, config.pathloss.spec, config.fading.spec
+    found = trajectory.__wrapped__(*parts, num_rounds, 0)  # drawn anew, not the one that is kept
     return np.asarray(found.coeff / np.sqrt(found.mean_gain))
 
 

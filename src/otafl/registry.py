@@ -82,7 +82,6 @@ def changed_since_loaded(cls: type) -> str | None:
 
 
 _plugin_files: dict[str, ModuleType] = {}  # absolute path to the module loaded from it
-_silent_files: list[str] = []  # those with classes that registered nothing
 
 
 def load_plugin(path: str | Path) -> None:
@@ -94,7 +93,6 @@ def load_plugin(path: str | Path) -> None:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not os.path.isfile(file):
         raise PluginError(f"--plugin {path}: {'is not a Python file' if os.path.exists(file) else 'no such file'}")
-    before = {kind: set(found) for kind, found in _registered.items()}
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if (folder := str(Path(file).parent)) not in sys.path:
@@ -106,9 +104,6 @@ def load_plugin(path: str | Path) -> None:
     except (Exception, SystemExit) as error:
         raise PluginError(f"--plugin {path}: cannot be loaded: {in_a_line(error)}") from error
     _plugin_files[file] = module
-    own = any(isinstance(value, type) and value.__module__ == name for value in vars(module).values())
-    if own and before == {kind: set(found) for kind, found in _registered.items()}:
-        _silent_files.append(str(path))
 
 
 def plugin_files() -> list[str]:
@@ -118,11 +113,24 @@ def plugin_files() -> list[str]:
 
 def file_of(cls: type) -> str | None:
     """The plug-in file that a class comes from, as `--plugin` takes it; None if it was not loaded from one."""
-    for file, module in _plugin_files.items():
-        if module.__name__ == cls.__module__:
-            near = os.path.relpath(file)
-            return file if near.startswith("..") else near
-    return None
+    return next((_near(file) for file, module in _plugin_files.items() if module.__name__ == cls.__module__), None)
+
+
+def _silent_files() -> list[str]:
+    """Plug-in files that have classes and register none."""
+    known = {cls.__module__ for found in _registered.values() for cls in found.values()}
+    return [
+        _near(file)
+        for file, module in _plugin_files.items()
+        if module.__name__ not in known
+        and any(isinstance(value, type) and value.__module__ == module.__name__ for value in vars(module).values())
+    ]
+
+
+def _near(file: str) -> str:
+    """A path as one would type it here."""
+    near = os.path.relpath(file)
+    return file if near.startswith("..") else near
 
 
 @cache
@@ -152,8 +160,8 @@ def lookup(kind: str, name: str, place: str | None = None) -> Any:
     if point is None:
         known = names(kind)
         more = "and what --plugin FILE.py makes known"
-        if _silent_files:
-            more += f"; {', '.join(_silent_files)} registers nothing: is the line @otafl.register_… missing there?"
+        if silent := _silent_files():
+            more += f"; {', '.join(silent)} registers nothing: is the line @otafl.register_… missing there?"
         raise ConfigError(
             f"{place or kind}: nothing is named {name!r}{nearest(name, known)}; there are {', '.join(known)}, {more}"
         )

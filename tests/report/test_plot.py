@@ -271,6 +271,15 @@ def test_other_worlds_are_compared_unpaired_and_powers_paired() -> None:
     assert table.verdicts == (said,)
 
 
+def test_the_label_over_an_axis_says_which_rounds_a_point_is_of(folder: Path) -> None:
+    def label(**options: Any) -> str:
+        return str(plot(folder, x="cell.radius_m", **options).figure.axes[0].get_ylabel())
+
+    assert label() == "test accuracy (%)\nmean of rounds 1 to 4"
+    assert label(at="rounds=2") == "test accuracy (%)\nafter 2 rounds"
+    assert label(y="energy_j") == "radio energy of all devices (J)"  # of the end, not of some rounds
+
+
 def test_a_logarithmic_axis_cannot_begin_at_zero(folder: Path) -> None:
     with pytest.raises(ConfigError, match="a logarithmic axis has no such place"):
         plot(folder, log=True, bottom=0.0)

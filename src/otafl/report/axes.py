@@ -78,3 +78,13 @@ class Budget(NamedTuple):
         if (found < 0).any():
             raise ConfigError(f"at {self}: even the initial model of {label} has more")
         return found
+
+
+def averaged(rows: str) -> str:
+    """What the rows of a summary mean for a figure or a table.
+
+    >>> averaged("5 rows of rounds 60 to 100"), averaged("round 20")
+    ('mean of rounds 60 to 100', 'after round 20')
+    """
+    several, _, rounds = rows.rpartition(" of ")
+    return f"{'mean of' if several else 'after'} {rounds}"

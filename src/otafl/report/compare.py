@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from otafl import registry
 from otafl.errors import ConfigError, OtaflError
-from otafl.report.axes import Budget, column
+from otafl.report.axes import Budget, averaged, column
 from otafl.report.markdown import markdown
 from otafl.report.runs import Named, Runs, collect, labels_of, without_axis
 from otafl.report.statistics import (
@@ -300,7 +300,9 @@ def overview(folder: Path) -> str:
     except OtaflError:
         return ""
     told = {row.rows for row in table.rows}
-    rows = [("run", "last model (%)", f"{told.pop() if len(told) == 1 else 'last rounds'} (%)", "failed seeds")]
+    rows = [
+        ("run", "last model (%)", f"{averaged(told.pop()) if len(told) == 1 else 'last rounds'} (%)", "failed seeds")
+    ]
     rows += [(row.label, str(row.final), str(row.last), row.failed) for row in table.rows]
     width = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join("  ".join(f"{c:<{w}}" for c, w in zip(row, width, strict=True)).rstrip() for row in rows) + "\n"

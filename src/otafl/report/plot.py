@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from otafl import registry
 from otafl.errors import ConfigError, say
-from otafl.report.axes import X_AXES, Budget, column
+from otafl.report.axes import X_AXES, Budget, averaged, column
 from otafl.report.figures import LABELS, STYLES, drawing, write_csv
 from otafl.report.runs import Named, Runs, along, checked_labels, collect, labels_of
 from otafl.runs.directory import publish
@@ -230,10 +230,10 @@ def plot(
         if over_axis:
             _axis_of_sweep(axes, across, words, [a for curve in curves for a in curve.x if isinstance(a, float)])
             told = {run.result.summary["averaged_over"] for run in found}
-            late = (
-                f"\nmean of {told.pop().rpartition(' of ')[2]}" if len(told) == 1 and y not in X_AXES.values() else ""
-            )
-            axes.set_ylabel(TITLES.get(y, y) + (f"\nafter {budget}" if budget is not None else late))
+            when = f"after {budget}" if budget is not None else ""
+            if budget is None and len(told) == 1 and y not in X_AXES.values():
+                when = averaged(told.pop())
+            axes.set_ylabel(f"{TITLES.get(y, y)}\n{when}".rstrip())
         else:
             axes.set_xlim(left=0)
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2)
