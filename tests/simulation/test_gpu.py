@@ -344,8 +344,14 @@ def test_rounds_that_cannot_be_recorded_are_done_one_by_one(what: Any) -> None:
 
 
 def test_runs_in_turns_have_the_bytes_that_they_have_alone(tmp_path: Path) -> None:
-    """Each has a stream of its own; precisions, methods and sizes differ."""
+    """Each has a stream of its own; precisions, methods and sizes differ, and a light run follows a heavy one.
+
+    The first two share their mini-batches, the second waits for what the first draws, and rows are far apart, so that
+    the host does not wait for the GPU meanwhile.
+    """
     forms: list[tuple[str, dict[str, Any]]] = [
+        ("fedoag", {"model.hidden": [2048], "experiment.eval_every": 40}),
+        ("ota-fedavg", {"model.hidden": [16], "experiment.eval_every": 40}),
         ("fedoag", {"training.precision": "float32"}),
         ("fedoag", {"training.precision": "tf32", "training.lr": 0.05}),
         ("fedoag-zero", {"training.precision": "tf32"}),
