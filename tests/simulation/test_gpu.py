@@ -298,6 +298,12 @@ RECORDED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "convolutions, error feedback": ("fedoag-zero", {**IMAGES, "training.clip": 1.0}),
     "corrections, any model": ("test-scaffold", {"training.engine": "batched"}),
+    "momentum": ("fedoag", {"training.momentum": 0.5}),
+    "momentum, some devices": ("ota-fedavg", {"training.momentum": 0.5}),
+    "corrections": ("test-scaffold", {}),
+    "two hidden layers": ("fedoag", {"model.hidden": [32, 16]}),
+    "two hidden layers, some devices": ("ota-fedavg", {"model.hidden": [32, 16]}),
+    "a batch for all steps": ("ota-fedavg", {"training.batches": "per_round"}),
 }
 
 

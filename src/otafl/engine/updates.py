@@ -155,7 +155,7 @@ class Updates:
 
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − reference‖ of the devices `who`, float64 [S, M]; 0 for the others."""
-        if kernels.can_mask(self._end):
+        if self._by_kernels:
             return kernels.masked_squares(self._end, self._pool, self._slot.contiguous(), who).sqrt_()
         norms, rows = torch.zeros(who.numel(), dtype=torch.float64, device=who.device), self._rows_of(who)
         for start, stop, difference in self._differences(rows):
@@ -164,7 +164,7 @@ class Updates:
 
     def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i (end_i − reference_i) over the devices `who`, [S, P]; weights [S, M]."""
-        if kernels.can_mask(self._end):
+        if self._by_kernels:
             return kernels.masked_sum(self._end, self._pool, self._slot.contiguous(), weights, who)
         rows = self._rows_of(who)
         picked = torch.where(who, weights, 0.0).flatten()[rows.index]
@@ -175,6 +175,11 @@ class Updates:
             for s, first, last in rows.per_seed(start, stop):  # not by atomic additions, whose order varies
                 total[s].addmv_(difference[first - start : last - start].t(), picked[first:last])
         return total
+
+    @property
+    def _by_kernels(self) -> bool:
+        """Whether the kernels for a mask of devices know how the end points are kept."""
+        return kernels.can_mask(self._end)
 
     def _rows_of(self, who: Tensor) -> Rows:
         """The rows of the devices `who`, and perhaps of others where the host does not read masks."""
@@ -225,6 +230,11 @@ class RowUpdates(Updates):
         models = self._end[:, None, :].repeat(1, self._slot.shape[1], 1)
         models.flatten(0, 1)[self._rows.index] = self._ends
         return models
+
+    @property
+    def _by_kernels(self) -> bool:
+        """They do not: there are end points of the rows alone."""
+        return False
 
     def _rows_of(self, who: Tensor) -> Rows:
         """The rows of the devices `who`; on a GPU those of all that trained."""

@@ -48,7 +48,8 @@ def slots(bits: Tensor, rate: Tensor, who: Tensor, deadline_s: float | Tensor) -
     length = torch.where(who & (rate > 0), bits / rate, torch.inf)
     order = torch.where(who, rate, -1.0).argsort(dim=-1, descending=True, stable=True)
     ends = length.gather(-1, order).cumsum(-1)
-    through = torch.zeros_like(who).scatter(-1, order, ends <= torch.as_tensor(deadline_s).to(ends)[..., None])
+    deadline = deadline_s[..., None] if isinstance(deadline_s, Tensor) else deadline_s
+    through = torch.zeros_like(who).scatter(-1, order, ends <= deadline)
     return through, torch.where(through, length, 0.0)
 
 
@@ -62,8 +63,8 @@ def quantised(values: Tensor, bits: Tensor | int, uniform: Tensor) -> Tensor:
         bits: bits for a coordinate, a number or one for every vector [...].
         uniform: uniform random numbers in [0, 1), of the shape of `values`.
     """
-    levels = 2.0 ** (bits if isinstance(bits, int) else bits[..., None].to(values.dtype)) - 1
+    levels = values.new_full((1,), 2.0**bits - 1) if isinstance(bits, int) else 2.0 ** bits[..., None].to(values) - 1
     scale = values.abs().amax(-1, keepdim=True)
     safe = torch.where(scale > 0, scale, 1.0)
-    step = torch.minimum(((values / safe + 1) / 2 * levels + uniform).floor(), torch.as_tensor(levels).to(values))
+    step = torch.minimum(((values / safe + 1) / 2 * levels + uniform).floor(), levels)
     return torch.where(scale == 0, 0.0, (2 * step / levels - 1) * scale)

@@ -129,7 +129,7 @@ class PreactivationEngine:
         if fixed is not None and bias is not None:
             pull = fixed + rule.weight_decay * bias + (0.0 if parts[0] is None else parts[0])
         lasts = descend_by_rule(work, index, inputs, z, bias, rest, slopes, pull, parts)
-        step = torch.zeros_like(slopes[:, 0, 0]) if change is None else lasts * float(work.lr)
+        step = torch.zeros_like(slopes[:, 0, 0]) if change is None else lasts * work.lr
         if rule.clips:
             tail = head.tail(models)
             squares = _first_squares(inputs, slopes) + (tail - tail_before).square().sum(1, dtype=torch.float64)

@@ -10,6 +10,8 @@ Does not know: where start models come from, what the gradients are used for.
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +21,8 @@ from torch.nn.functional import one_hot
 from otafl.engine.fast import kernels
 from otafl.engine.fast.head import Head
 from otafl.engine.objective import Objective
-from otafl.engine.training import LocalWork, Ruled
+from otafl.engine.rule import LocalRule
+from otafl.engine.training import LocalWork, NotRecordable, Ruled
 
 
 def head_of(objective: Objective) -> Head:
@@ -29,6 +32,7 @@ def head_of(objective: Objective) -> Head:
 
 
 _thread = threading.local()
+Result = TypeVar("Result")
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -78,7 +82,42 @@ def descend(
         mask = None if work.mask is None else work.mask.flatten()[index]
         tf32, squares = work.objective.tf32, squares or work.start.dim() == 2
         return kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32, squares)
-    work.need_rows()
+
+    def all_steps() -> Tensor | None:
+        return _one_after_the_other(work, inputs, z, bias, rest, targets, slopes, squares)
+
+    found = _for_mask(work, index, bias, rest, slopes, all_steps)
+    return found if found is None or work.mask is None else torch.where(work.mask.flatten()[index], found, 0.0)
+
+
+def _for_mask(
+    work: LocalWork, index: Tensor, bias: Tensor | None, rest: Tensor, slopes: Tensor, steps: Callable[[], Result]
+) -> Result:
+    """Do the steps of all rows, then undo those of rows that are not in the mask, if there is one."""
+    if work.mask is None:
+        return steps()
+    trained = [part for part in (bias, rest) if part is not None]
+    before = [part.clone() for part in trained]
+    result, silent = steps(), ~work.mask.flatten()[index]
+    for part, was in zip(trained, before, strict=True):
+        part.copy_(torch.where(silent.view(-1, *[1] * (part.dim() - 1)), was, part))
+    slopes.masked_fill_(silent[:, None, None], 0.0)
+    return result
+
+
+def _one_after_the_other(
+    work: LocalWork,
+    inputs: Tensor,
+    z: Tensor,
+    bias: Tensor | None,
+    rest: Tensor,
+    targets: Tensor,
+    slopes: Tensor,
+    squares: bool,
+) -> Tensor | None:
+    """All steps of `descend` with PyTorch, of all rows whether they are in the mask or not."""
+    head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
+    batch = work.batches.shape[3]
     rest_before = rest.clone() if squares else rest
     step, targets = _stepper(work, rest, targets, z)
     if per_round:
@@ -155,12 +194,30 @@ def descend_by_rule(
     `pull` is X (λ W₁ + c)ᵀ plus the first bias's part, [R, r, H], or None; `corrections` are those of the first bias
     [R, 1, H] and of the later layers. The caller must then change W₁ by −Gᵀ X − η b (λ W₁ + c).
     """
-    work.need_rows()
-    rule, lr, batch = work.rule, float(work.lr), work.batches.shape[3]
+
+    def all_steps() -> Tensor:
+        return _by_rule(work, index, inputs, z, bias, rest, slopes, pull, corrections)
+
+    return _for_mask(work, index, bias, rest, slopes, all_steps)
+
+
+def _by_rule(
+    work: LocalWork,
+    index: Tensor,
+    inputs: Tensor,
+    z: Tensor,
+    bias: Tensor | None,
+    rest: Tensor,
+    slopes: Tensor,
+    pull: Tensor | None,
+    corrections: tuple[Tensor | None, Tensor | None],
+) -> Tensor:
+    """All steps of `descend_by_rule`, of all rows whether they are in the mask or not."""
+    rule, lr, batch = work.rule, work.lr, work.batches.shape[3]
     step, targets = _stepper(work, rest, labels_of(work, index), z)
     ruled = Ruled(work, rest, index, corrections[1])
     counts = None if work.counts is None else work.counts.flatten()[index]
-    a, b = (values.to(z) for values in rule.unrolled(work.steps, lr))
+    a, b, each_b = _coefficients(rule, work.steps, lr if rule.weight_decay + rule.proximal else 0.0, z.device, z.dtype)
     (gram,) = gram_strips(inputs, inputs.shape[1], bias is not None)
     first = None if bias is None else bias.clone()
     if first is not None:
@@ -178,7 +235,7 @@ def descend_by_rule(
             each = slopes if per_round else slopes[:, before] * a[k, :k].repeat_interleave(batch)[:, None]
             here.baddbmm_(gram[:, now, before], each, alpha=-1)
         if pull is not None:
-            here.sub_(pull[:, now], alpha=lr * float(b[k]))
+            here.sub_(pull[:, now] * (lr * each_b[k]))
         goes_on = None if counts is None else (k < counts)[:, None, None]
         out = slope if per_round else slopes[:, now]
         step(here, targets[:, now], out)
@@ -195,6 +252,23 @@ def descend_by_rule(
         constant = rule.weight_decay * first + (0.0 if corrections[0] is None else corrections[0])
         bias.copy_(first - slopes.sum(1, keepdim=True) - lr * b[ends][:, None, None] * constant)
     return b[ends]
+
+
+def _coefficients(
+    rule: LocalRule, steps: int, lr: float | Tensor, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, list[float]]:
+    """The coefficients a and b of a rule's steps on the compute device, and b on the host."""
+    if isinstance(lr, Tensor):
+        raise NotRecordable("weight decay and a proximal term need the learning rate on the host")
+    return _kept_coefficients(rule, steps, lr, device, dtype)
+
+
+@lru_cache(maxsize=8)
+def _kept_coefficients(
+    rule: LocalRule, steps: int, lr: float, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, list[float]]:
+    a, b = rule.unrolled(steps, lr)
+    return a.to(device, dtype), b.to(device, dtype), b.tolist()
 
 
 def gram_strips(inputs: Tensor, height: int, bias: bool) -> list[Tensor]:
@@ -226,14 +300,15 @@ def _chain_step(work: LocalWork, rest: Tensor, shape: tuple[int, int, int]) -> S
     actives = [scratch(f"active {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
     earlier = [scratch(f"slope {i}", (*shape[:2], width), rest) for i, width in enumerate(widths[:-1])]
     ones = rest.new_ones(shape[0], 1, shape[1])
-    scale = float(work.lr) / shape[1]
+    scale = work.lr / shape[1]
 
     def step(z: Tensor, wanted: Tensor, out: Tensor) -> None:
         output = z
         for active, (transposed, bias) in zip(actives, forward, strict=True):
             torch.clamp_min(output, 0, out=active)
             output = torch.baddbmm(bias, active, transposed)
-        slope = torch.add(wanted, output.softmax(-1), alpha=scale)
+        share = output.softmax(-1)
+        slope = wanted.addcmul(share, scale) if isinstance(scale, Tensor) else torch.add(wanted, share, alpha=scale)
         if not layers:
             out.copy_(slope)
         for i in reversed(range(len(layers))):
