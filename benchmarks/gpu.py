@@ -76,7 +76,7 @@ def timed(algorithm: str, precision: str, rounds: int, **overrides: Any) -> tupl
     keys = {key.replace("__", "."): value for key, value in overrides.items()}
     base = {"training.precision": precision, "training.skip_unheard": False, "experiment.rounds": rounds}
     if algorithm not in MAIN:
-        base["training.lr"] = 0.003  # with more some diverge, and a run that stops early would look fast
+        base["training.lr"] = 1e-5  # with more some diverge, and a run that stops early would look fast
     config = otafl.load_config("stationary", {"algorithm.name": algorithm, **base, **keys})
     start = time.perf_counter()
     started: list[float] = []

@@ -15,6 +15,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 ROOMS = [
     ["errors", "_version"],
     ["units", "registry", "random", "disk", "signals", "terminal"],
+    ["gpu"],
     ["world"],
     ["doors"],
     ["radio"],

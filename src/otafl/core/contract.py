@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from otafl.engine.devices import Anchors, Devices
+from otafl.engine.rows import aligned
 from otafl.errors import PluginError
 from otafl.radio.air import Transmission
 from otafl.radio.csi import View
@@ -27,8 +28,6 @@ from otafl.radio.vectors import Vectors
 
 if TYPE_CHECKING:
     from otafl.core.round import Round
-
-ALIGNMENT = 32  # elements: the largest alignment that matrix products ask for
 
 
 @dataclass(frozen=True)
@@ -88,18 +87,16 @@ class Problem:
         """
         if anchor is not None and (type(anchor) is not Tensor or anchor.shape != self.initial.shape):
             raise PluginError(f"problem.devices(): an anchor is a model for each seed, {list(self.initial.shape)}")
-        models = self._aligned().copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
+        models = aligned(self._shape, self.initial).copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
         return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices))
 
     def vectors(self) -> Vectors:
         """One vector of zeros per device, [S, M, P]: a memory for the method's state, for instance the last update."""
-        return Vectors(self._aligned().zero_())
+        return Vectors(aligned(self._shape, self.initial).zero_())
 
-    def _aligned(self) -> Tensor:
-        """An empty tensor [S, M, P] in which each device's part is aligned in memory for matrix products."""
-        num_seeds, num_params = self.initial.shape
-        aligned = -(-num_params // ALIGNMENT) * ALIGNMENT
-        return self.initial.new_empty(num_seeds, self.num_devices, aligned)[..., :num_params]
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return len(self.initial), self.num_devices, self.initial.shape[1]
 
 
 @dataclass(frozen=True)

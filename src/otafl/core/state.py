@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from otafl.errors import PluginError
@@ -69,7 +70,14 @@ def continued(template: Any, saved: Any) -> Any:
 
 def copied(state: Any) -> Any:
     """A copy of a state, with its own memory and the same layout."""
-    return rebuilt(state, lambda _, value: value.clone())
+
+    def same(_: str, value: Tensor) -> Tensor:
+        if value.is_contiguous() or 0 in value.stride():
+            return value.clone()
+        place = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return place.copy_(value)
+
+    return rebuilt(state, same)
 
 
 def unaliased(state: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from otafl.engine.rows import can_look, replace_rows, weighted_mean
+from otafl.engine.rows import aligned, can_look, replace_rows, weighted_mean
 
 FREE = -1
 
@@ -34,7 +34,8 @@ class Anchors:
     def initial(params: Tensor, num_devices: int) -> "Anchors":
         """The anchors of round 0: every device has received x^0 [S, P]."""
         num_rows = 1 if can_look(params) else num_devices  # one per device, where more cannot be added later
-        pool = pad(params[:, None], (0, 0, 0, num_rows - 1))
+        pool = aligned((len(params), num_rows, params.shape[1]), params).zero_()
+        pool[:, 0] = params
         number = torch.full((len(params), num_rows), FREE, device=params.device)
         number[:, 0] = 0
         return Anchors(pool, number, torch.zeros((len(params), num_devices), dtype=torch.int64, device=params.device))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from otafl.engine.fast import kernels
+from otafl.gpu import masked
 
 SMALL = 4096  # models with fewer parameters are blended all at once
 
@@ -119,6 +119,15 @@ class Schedule:
         return torch.from_numpy(np.sort(devices, axis=-1) + seeds * self._num_devices).to(self.masks.device)
 
 
+ALIGNMENT = 32  # values: the largest alignment that matrix products ask for
+
+
+def aligned(shape: tuple[int, int, int], like: Tensor) -> Tensor:
+    """An empty tensor [S, M, P] in which each row is aligned in memory, for matrix products and wide loads."""
+    num_seeds, num_rows, size = shape
+    return like.new_empty(num_seeds, num_rows, -(-size // ALIGNMENT) * ALIGNMENT)[..., :size]
+
+
 def can_look(values: Tensor) -> bool:
     """Whether the host can read values without waiting, which is so unless they are on a GPU."""
     return not values.is_cuda
@@ -127,8 +136,8 @@ def can_look(values: Tensor) -> bool:
 def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
     """Weighted mean Σ_k weights_k model_k / max(1, Σ_k weights_k), [S, P], of models [S, K, P]; weights [S, K]."""
     share = (weights / weights.sum(-1, keepdim=True).clamp(min=1.0)).to(models.dtype)
-    if kernels.can_mask(models):
-        return kernels.masked_sum(models, None, None, share, share != 0)
+    if masked.possible(models):
+        return masked.weighted_sum(models, None, None, share, share != 0)
     if not can_look(models):
         return torch.einsum("sk,skp->sp", share, models)
     mean = models.new_zeros(models.shape[0], models.shape[2])
@@ -139,8 +148,8 @@ def weighted_mean(models: Tensor, weights: Tensor) -> Tensor:
 
 def replace_rows(models: Tensor, who: Tensor, params: Tensor) -> None:
     """Set the models [S, M, P] of the devices `who` to their seed's `params` [S, P], in place."""
-    if kernels.can_mask(models):
-        kernels.masked_replace(models, params, who)
+    if masked.possible(models):
+        masked.replace(models, params, who)
         increment_version(models)
     elif can_look(models):
         flat, rows = models.flatten(0, 1), rows_of(who)
@@ -158,8 +167,8 @@ def blend_rows(models: Tensor, who: Tensor, params: Tensor, kept: Tensor, pool: 
     A device's reference is `pool[s, slot[s, i]]`, as in `Updates`.
     """
     kept = kept.to(models.dtype)
-    if kernels.can_mask(models):
-        kernels.masked_blend(models, params, who, kept, pool, slot)
+    if masked.possible(models):
+        masked.blend(models, params, who, kept, pool, slot)
         increment_version(models)
         return
     flat, rows = models.flatten(0, 1), rows_of(who)

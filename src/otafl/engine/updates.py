@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from otafl.engine.fast import kernels
 from otafl.engine.rows import Rows, all_rows, can_look, rows_of
 from otafl.errors import PluginError
+from otafl.gpu import masked
 from otafl.radio.vectors import Vectors
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference formed at once
@@ -108,7 +108,7 @@ class Updates:
 
         Args:
             f: function from updates [n, P] of n devices, and the rows [n, ...] of `own`, to [n, size]. It gets some
-                devices at a time, so it must treat all rows alike and independently.
+                devices at a time, so it must treat all rows alike and independently. It may overwrite what it gets.
             size: length Q of the result for each device.
             who: devices whose updates are encoded, bool [S, M].
             *own: tensors [S, M, ...], for instance what devices remember.
@@ -124,10 +124,13 @@ class Updates:
         rows, found = all_rows(who) if recorded else rows_of(who), None
         for start, stop, difference in self._differences(rows):
             index = rows.index[start:stop]
-            coded = f(difference / self._lr, *(values.flatten(0, 1)[index] for values in own))
+            coded = f(difference.div_(self._lr), *(values.flatten(0, 1)[index] for values in own))
             if type(coded) is not Tensor or coded.shape != (stop - start, size):
                 got = tuple(coded.shape) if isinstance(coded, Tensor) else type(coded).__name__
                 raise PluginError(f"encode(): the function must give [n, {size}], got {got} for n = {stop - start}")
+            if stop - start == who.numel():  # all at once
+                found = coded
+                break
             if found is None:
                 found = coded.new_zeros(who.numel(), size)
             found[index] = coded
@@ -156,7 +159,7 @@ class Updates:
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − reference‖ of the devices `who`, float64 [S, M]; 0 for the others."""
         if self._by_kernels:
-            return kernels.masked_squares(self._end, self._pool, self._slot.contiguous(), who).sqrt_()
+            return masked.squares(self._end, self._pool, self._slot.contiguous(), who).sqrt_()
         norms, rows = torch.zeros(who.numel(), dtype=torch.float64, device=who.device), self._rows_of(who)
         for start, stop, difference in self._differences(rows):
             norms[rows.index[start:stop]] = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
@@ -165,7 +168,7 @@ class Updates:
     def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
         """Σ_i weights_i (end_i − reference_i) over the devices `who`, [S, P]; weights [S, M]."""
         if self._by_kernels:
-            return kernels.masked_sum(self._end, self._pool, self._slot.contiguous(), weights, who)
+            return masked.weighted_sum(self._end, self._pool, self._slot.contiguous(), weights, who)
         rows = self._rows_of(who)
         picked = torch.where(who, weights, 0.0).flatten()[rows.index]
         total = self._pool.new_zeros(self._pool.shape[0], self._pool.shape[2])
@@ -179,7 +182,7 @@ class Updates:
     @property
     def _by_kernels(self) -> bool:
         """Whether the kernels for a mask of devices know how the end points are kept."""
-        return kernels.can_mask(self._end)
+        return masked.possible(self._end)
 
     def _rows_of(self, who: Tensor) -> Rows:
         """The rows of the devices `who`, and perhaps of others where the host does not read masks."""

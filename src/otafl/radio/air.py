@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from otafl.errors import EnergyError, PluginError
+from otafl.gpu import masked
 from otafl.radio.digital import rates, slots
 from otafl.radio.imperfect import Imperfections
 from otafl.radio.noise import NoiseSource
@@ -221,6 +222,9 @@ def _dimensions(heard: Tensor, kind: str, use: int) -> Iterator[tuple[Tensor, st
 def _norm(values: Tensor) -> Tensor:
     """Euclidean norm of each seed's values, float64 [S]."""
     parts = torch.view_as_real(values) if values.is_complex() else values
+    if masked.possible(parts):  # one pass, where PyTorch writes a copy in float64 first
+        rows = parts.reshape(len(parts), 1, -1)
+        return masked.squares(rows, None, None, rows.new_ones(len(rows), 1, dtype=torch.bool))[:, 0].sqrt_()
     norm: Tensor = torch.linalg.vector_norm(parts.flatten(1), dim=-1, dtype=torch.float64)
     return norm
 

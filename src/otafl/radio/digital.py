@@ -64,7 +64,8 @@ def quantised(values: Tensor, bits: Tensor | int, uniform: Tensor) -> Tensor:
         uniform: uniform random numbers in [0, 1), of the shape of `values`.
     """
     levels = values.new_full((1,), 2.0**bits - 1) if isinstance(bits, int) else 2.0 ** bits[..., None].to(values) - 1
-    scale = values.abs().amax(-1, keepdim=True)
+    scale = torch.linalg.vector_norm(values, ord=torch.inf, dim=-1, keepdim=True)
     safe = torch.where(scale > 0, scale, 1.0)
-    step = torch.minimum(((values / safe + 1) / 2 * levels + uniform).floor(), levels)
-    return torch.where(scale == 0, 0.0, (2 * step / levels - 1) * scale)
+    step = torch.addcmul(uniform, values, levels / (2 * safe)).add_(levels / 2).floor_()
+    torch.minimum(step, levels, out=step)
+    return torch.addcmul(-scale, step, 2 * scale / levels)

@@ -1,6 +1,6 @@
 """Vectors that a method makes itself, one per device: signs, sketches, sparse or complex signals, device memory.
 
-Knows: dense tensors.
+Knows: dense tensors, the kernels for devices in a mask.
 Does not know: how they were made, the radio.
 """
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from otafl.gpu import masked
 
 COPIED = 2**25  # values of vectors that are copied at a time
 
@@ -45,6 +47,14 @@ class Vectors:
         return max(1, COPIED // max(1, self.values[0].numel()))
 
     @property
+    def _real(self) -> Tensor:
+        """The values as real numbers, [S, M, Q] or [S, M, 2 Q], rows one after the other where kernels ask for it."""
+        values = self.values.resolve_conj()
+        if values.is_cuda and (values.stride(2) != 1 or values.stride(0) != values.shape[1] * values.stride(1)):
+            values = values.contiguous()
+        return torch.view_as_real(values).flatten(2) if self.is_complex else values
+
+    @property
     def is_complex(self) -> bool:
         """Whether values are complex, so that both the in-phase and the quadrature part carry data."""
         return self.values.is_complex()
@@ -58,7 +68,9 @@ class Vectors:
         Returns:
             Norms in float64, [S, M]; 0 for the others.
         """
-        parts = torch.view_as_real(self.values).flatten(2) if self.is_complex else self.values
+        parts = self._real
+        if masked.possible(parts):
+            return masked.squares(parts, None, None, who).sqrt_()
         norms = torch.cat(
             [torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64) for part in torch.split(parts, self._together)]
         )
@@ -77,6 +89,9 @@ class Vectors:
             The sum [S, Q], or K sums [S, K, Q].
         """
         several = weights if weights.dim() == 3 else weights[..., None]
+        if masked.possible(parts := self._real):
+            total = torch.stack([self._sum(parts, several[..., k], who) for k in range(several.shape[2])], 1)
+            return total if weights.dim() == 3 else total[:, 0]
         complex_sum = self.is_complex or weights.is_complex()
         dtype = torch.promote_types(self.values.dtype, torch.complex64) if complex_sum else self.values.dtype
         several = torch.where(who[..., None], several, 0.0).to(dtype)
@@ -87,6 +102,17 @@ class Vectors:
             sums.append(torch.einsum("smk,smq->skq", several[part], values))
         total = torch.cat(sums)
         return total if weights.dim() == 3 else total[:, 0]
+
+    def _sum(self, parts: Tensor, weights: Tensor, who: Tensor) -> Tensor:
+        """Weighted sum [S, Q] by kernels, which read the vectors of the devices `who` alone."""
+
+        def summed(by: Tensor) -> Tensor:
+            total = masked.weighted_sum(parts, None, None, by.to(parts.dtype), who)
+            return torch.view_as_complex(total.view(len(total), -1, 2)) if self.is_complex else total
+
+        if not weights.is_complex():
+            return summed(weights)
+        return summed(weights.real) + 1j * summed(weights.imag)
 
     def dense(self) -> Tensor:
         """All vectors, [S, M, Q]."""

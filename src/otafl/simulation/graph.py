@@ -98,6 +98,7 @@ class _RecordedRounds:
         self._batches = torch.empty_like(sim.sampler.at(0))
         self._noise: dict[str, Tensor] = {}
         """Noise that the air adds in a round, by the name of its stream."""
+        self._ahead = _Ahead(sim) if sim.device.type == "cuda" else None
         self._air = dataclasses.replace(sim.air, noise=self._drawn)
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -106,9 +107,10 @@ class _RecordedRounds:
         """Do round t and overwrite state and ledger: the first call runs it, the second records, the others replay."""
         self._t.fill_(t)
         self._lr.fill_(self._sim.config.training.lr_at(t))
-        self._batches.copy_(self._sim.sampler.at(t))
-        for name, noise in self._noise.items():
-            noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, noise.shape[-1]))
+        if self._ahead is None or not self._ahead.fill(t, self._batches, self._noise):
+            self._batches.copy_(self._sim.sampler.at(t))
+            for name, noise in self._noise.items():
+                noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, noise.shape[-1]))
         if not self._warm:
             self._round(t, state, ledger)
             self._warm = True
@@ -116,6 +118,8 @@ class _RecordedRounds:
         if self._graph is None:
             self._graph = self._record(state, ledger)
         self._graph.replay()
+        if self._ahead is not None and t + 1 < self._sim.config.experiment.rounds:
+            self._ahead.draw(t + 1, self._batches, self._noise)
 
     def _record(self, state: Any, ledger: Ledger) -> "torch.cuda.CUDAGraph":
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -145,6 +149,43 @@ class _RecordedRounds:
             assert self._now is not None
             self._noise[name] = self._sim.air.noise(seeds, name, self._now, size).clone()
         return self._noise[name]
+
+
+class _Ahead:
+    """Draws mini-batches and noise of the next round on a stream of its own, while the GPU does the present one."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._sim, self._round = sim, -1
+        self._stream = torch.cuda.Stream(sim.device)  # type: ignore[no-untyped-call]
+        self._drawn, self._taken = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._batches: Tensor | None = None
+        self._noise: dict[str, Tensor] = {}
+
+    def draw(self, t: int, batches: Tensor, noise: dict[str, Tensor]) -> None:
+        """Begin to draw what round t needs, as much as there is of each."""
+        if self._batches is None:
+            self._taken.record()
+        self._round = t
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._taken)
+            if self._batches is None:
+                self._batches = torch.empty_like(batches)
+                self._noise = {name: torch.empty_like(value) for name, value in noise.items()}
+            self._batches.copy_(self._sim.sampler.at(t))
+            for name, value in self._noise.items():
+                value.copy_(self._sim.air.noise(self._sim.seeds, name, t, value.shape[-1]))
+            self._drawn.record()
+
+    def fill(self, t: int, batches: Tensor, noise: dict[str, Tensor]) -> bool:
+        """Copy what was drawn for round t; False if nothing was."""
+        if self._batches is None or self._round != t:
+            return False
+        torch.cuda.current_stream().wait_event(self._drawn)
+        batches.copy_(self._batches)
+        for name, value in self._noise.items():
+            noise[name].copy_(value)
+        self._taken.record()
+        return True
 
 
 def _numbers(state: Any, ledger: Ledger) -> dict[str, Tensor]:

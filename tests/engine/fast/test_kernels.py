@@ -10,6 +10,7 @@ import pytest
 SCRIPT = """
 import torch
 import otafl.engine.fast.kernels as kernels
+from otafl.gpu import masked
 from tests.conftest import make_config, simulate
 
 draw = torch.Generator().manual_seed(0)
@@ -28,20 +29,34 @@ who = torch.tensor([[1, 0, 1, 1, 0], [0, 0, 0, 1, 0]], dtype=torch.bool)
 weights = torch.rand(2, 5, generator=draw)
 difference = torch.where(who[..., None], end - pool[torch.arange(2)[:, None], slot], 0.0)
 squares = difference.double().square().sum(-1)
-assert torch.allclose(kernels.masked_squares(end, pool, slot, who), squares, rtol=1e-6)
+assert torch.allclose(masked.squares(end, pool, slot, who), squares, rtol=1e-6)
+assert torch.allclose(masked.squares(end, None, None, who), torch.where(who, end.double().square().sum(-1), 0.0))
 total = (weights[..., None] * difference).sum(1)
-assert torch.allclose(kernels.masked_sum(end, pool, slot, weights, who), total, atol=1e-4)
+assert torch.allclose(masked.weighted_sum(end, pool, slot, weights, who), total, atol=1e-4)
 chosen = torch.where(who[:, :3], weights[:, :3], 0.0)
-mean = kernels.masked_sum(pool, None, None, weights[:, :3], who[:, :3])
+mean = masked.weighted_sum(pool, None, None, weights[:, :3], who[:, :3])
 assert torch.allclose(mean, (chosen[..., None] * pool).sum(1), atol=1e-4)
 models = end.clone()
-kernels.masked_replace(models, torch.ones(2, 9001), who)
+masked.replace(models, torch.ones(2, 9001), who)
 assert (models[who] == 1).all() and torch.equal(models[~who].nan_to_num(), end[~who].nan_to_num())
 models, kept = end.clone(), torch.rand(2, 5, generator=draw)
 kept[0, 0] = 0
-kernels.masked_blend(models, torch.ones(2, 9001), who, kept, pool, slot)
+masked.blend(models, torch.ones(2, 9001), who, kept, pool, slot)
 assert torch.allclose(models[who], (1 + kept[..., None] * difference)[who])
 assert torch.equal(models[~who].nan_to_num(), end[~who].nan_to_num())
+
+from otafl.radio.vectors import Vectors
+
+phases = torch.rand(2, 5, dtype=torch.float64, generator=draw)
+for values in (end[..., :901], torch.complex(end[..., :901], pool[:, :1, :901].expand(-1, 5, -1))):
+    for by in (weights, torch.polar(weights.double(), phases), weights[..., None] * torch.ones(3)):
+        vectors = Vectors(values.clone())
+        expected = vectors.superpose(by, who), vectors.norms(who)
+        possible, masked.possible = masked.possible, lambda parts: parts.dtype == torch.float32
+        found = vectors.superpose(by, who), vectors.norms(who)
+        masked.possible = possible
+        assert found[0].shape == expected[0].shape and found[0].dtype == expected[0].dtype
+        assert torch.allclose(found[0], expected[0], atol=1e-5) and torch.allclose(found[1], expected[1], rtol=1e-6)
 
 keys = {"training.engine": "preactivation", "training.precision": "float32", "training.batch_size": 16}
 keys |= {"model.hidden": [150], "data.train_images": 2000, "cell.devices": 3, "experiment.seeds": [0]}
@@ -65,17 +80,21 @@ inputs, z = torch.randn(3, 32, 20, generator=draw), torch.randn(3, 32, 150, gene
 gram, tail = inputs @ inputs.transpose(1, 2), torch.randn(3, head.tail(sim.problem.initial).shape[1], generator=draw)
 
 
-def steps(mask):
+def steps(mask, counts=None):
     bias, rest = head.split_tail(tail.clone())
     slopes = torch.full_like(z, torch.nan)
     scale = torch.tensor(0.01)
-    squares = kernels.descend(head, 16, gram, z.clone(), bias, labels, rest, slopes, scale, mask, False, True)
+    squares = kernels.descend(head, 16, gram, z.clone(), bias, labels, rest, slopes, scale, mask, counts, False, True)
     return slopes, bias, rest, squares
 
 
 everybody, some = steps(None), steps(torch.tensor([True, False, True]))
 for one, other in zip(everybody, some):
     assert torch.equal(one[[0, 2]], other[[0, 2]]) and not torch.equal(one[1], other[1])
+fewer = steps(None, torch.tensor([1, 2, 0]))  # of two steps
+assert all(torch.equal(one[1], other[1]) for one, other in zip(everybody, fewer))
+assert all(torch.equal(one[2], other[1]) for one, other in zip(fewer, some) if one.shape[1:] == z.shape[1:])
+assert torch.equal(fewer[0][0, :16], everybody[0][0, :16]) and (fewer[0][0, 16:] == 0).all() and fewer[3][2] == 0
 bias, rest = head.split_tail(tail)
 assert (some[0][1] == 0).all() and some[3][1] == 0  # G and the norm of the one that does not train
 assert torch.equal(some[1][1], bias[1]) and torch.equal(some[2][1], rest[1])

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from scipy.fft import next_fast_len
 from torch import Tensor
 
 from otafl.random import Streams
@@ -20,7 +21,10 @@ SIGNS = Streams(0)
 
 @dataclass(frozen=True)
 class Projection:
-    """P: random signs, an orthonormal Hartley transform, and some of its rows, scaled so that E‖P v‖² = ‖v‖²."""
+    """P: random signs, an orthonormal Hartley transform, and some of its rows, scaled so that E‖P v‖² = ‖v‖².
+
+    The transform has N ≥ d values, N with small prime factors, since others are slow; vectors get zeros at their end.
+    """
 
     signs: Tensor
     """Random signs ±1, [d]."""
@@ -29,7 +33,12 @@ class Projection:
 
     @property
     def _scale(self) -> float:
-        return math.sqrt(len(self.signs) / len(self.rows))
+        return math.sqrt(self._length / len(self.rows))
+
+    @property
+    def _length(self) -> int:
+        """N."""
+        return int(next_fast_len(len(self.signs), real=True))
 
     @staticmethod
     def of(size: int, rows: int, like: Tensor) -> "Projection":
@@ -41,26 +50,27 @@ class Projection:
         """The same, drawn now."""
         draw = SIGNS.at("projection", size)
         signs = torch.from_numpy(draw.choice([-1.0, 1.0], size)).to(device, dtype)
-        chosen = torch.from_numpy(np.sort(draw.permutation(size)[:rows])).to(device)
+        length = next_fast_len(size, real=True)
+        chosen = torch.from_numpy(np.sort(draw.permutation(length)[:rows])).to(device)
         return Projection(signs, chosen)
 
     def apply(self, vectors: Tensor) -> Tensor:
         """P v for vectors [..., d]."""
-        return _hartley(vectors * self.signs)[..., self.rows] * self._scale
+        return _hartley(vectors * self.signs, self._length)[..., self.rows] * self._scale
 
     def back(self, values: Tensor) -> Tensor:
         """Pᵀ w for values [..., Q]."""
-        wide = values.new_zeros(*values.shape[:-1], len(self.signs)).index_copy(-1, self.rows, values)
-        return _hartley(wide) * self.signs * self._scale
+        wide = values.new_zeros(*values.shape[:-1], self._length).index_copy(-1, self.rows, values)
+        return _hartley(wide, self._length)[..., : len(self.signs)] * self.signs * self._scale
 
 
 _projection = lru_cache(maxsize=64)(Projection.drawn)
 """Kept from round to round: a CUDA graph cannot draw it."""
 
 
-def _hartley(values: Tensor) -> Tensor:
-    """The orthonormal discrete Hartley transform, which is its own inverse."""
-    seen: Tensor = torch.fft.fft(values, norm="ortho")
+def _hartley(values: Tensor, length: int) -> Tensor:
+    """The orthonormal discrete Hartley transform of vectors with zeros up to `length`, which is its own inverse."""
+    seen: Tensor = torch.fft.fft(values, length, norm="ortho")
     return seen.real - seen.imag
 
 

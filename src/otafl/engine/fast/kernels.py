@@ -6,14 +6,12 @@ units into blocks, one program each. Blocks exchange only class scores: in each 
 programs of its row have written theirs. The squared norm of the whole update costs little more: with
 c_k = Σ_{j<k} K[k, j] G_j, which the steps compute anyway, ⟨K G, G⟩ = Σ_k ⟨2 c_k + K[k, k] G_k, G_k⟩.
 
-Other kernels compute norms, weighted sums and replacements for the devices in a mask. They touch only those devices'
-models, and the host never has to ask the GPU how many these are.
+Other kernels copy the inputs of mini-batches in the layouts that products want.
 
-Knows: pre-activations, Gram matrices, models, masks.
+Knows: pre-activations, Gram matrices, inputs.
 Does not know: rounds, channels, methods.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -24,10 +22,10 @@ from torch import Tensor
 from otafl.engine.fast.head import Head
 from otafl.engine.objective import Objective
 from otafl.errors import TooLargeError
+from otafl.gpu import need_triton
 
 try:
-    if torch.version.cuda is None and torch.version.hip is None and "TRITON_INTERPRET" not in os.environ:
-        raise ImportError  # CPU-only PyTorch: loading Triton in vain would cost 70 MB and a quarter of a second
+    need_triton()
     import triton
 
     from otafl.engine.fast import triton_kernels as device
@@ -37,9 +35,6 @@ except ImportError:
 BLOCK = 128  # hidden units per program
 BATCHES = (16, 32, 64)
 MOST_CLASSES = 64
-SPAN = 4096  # parameters per program, in kernels that pass over whole models
-NORM_BLOCKS = 32  # programs per model in a norm
-
 
 _streams = 1
 
@@ -79,11 +74,6 @@ def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def can_mask(models: Tensor) -> bool:
-    """Whether the kernels for a mask of devices accept these models."""
-    return triton is not None and models.is_cuda and models.dtype == torch.float32 and models.stride(-1) == 1
-
-
 def descend(
     head: Head,
     batch: int,
@@ -95,13 +85,15 @@ def descend(
     slopes: Tensor,
     scale: Tensor,
     mask: Tensor | None,
+    counts: Tensor | None,
     tf32: bool,
     squares: bool,
 ) -> Tensor | None:
     """Do all steps: from z = X W₁ᵀ at the start and X Xᵀ, both [R, r, ·], to G, which is written to `slopes`.
 
     The bias [R, 1, H] and the later layer [R, P_rest] are trained in place. `scale` is η/b, a float32 scalar. Rows
-    outside the mask [R] do nothing, and their G is 0. With `squares`, returns the updates' squared norms, float64 [R].
+    outside the mask [R] do nothing, and their G is 0; with `counts` [R] a row makes so many steps. With `squares`,
+    returns the updates' squared norms, float64 [R].
     """
     assert head.layers is not None
     num_rows, num_images, hidden = z.shape
@@ -112,9 +104,10 @@ def descend(
     parts = torch.empty((num_rows, blocks), dtype=torch.float64, device=z.device) if squares else None
     device.descend[(num_rows * blocks,)](
         z, gram, bias, targets, rest, slopes, scores if parts is None else parts, scores, turns, scale,
-        scale if mask is None else mask, bias.stride(0), rest.stride(0), num_rows,
+        scale if mask is None else mask, scale if counts is None else counts, bias.stride(0), rest.stride(0), num_rows,
         STEPS=num_images // batch, HIDDEN=hidden, KNOWN=num_classes, BATCH=batch, BLOCK=BLOCK, BLOCKS=blocks,
-        CLASSES=classes, MASKED=mask is not None, SQUARES=squares, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
+        CLASSES=classes, MASKED=mask is not None, COUNTED=counts is not None, SQUARES=squares,
+        PRECISION="tf32" if tf32 else "ieee", num_warps=4,
     )  # fmt: skip
     return None if parts is None else parts.sum(-1)
 
@@ -144,55 +137,3 @@ def _gather_into(
         features, images, turned if inputs is None else inputs, turned, features if scales is None else scales,
         num_images, size, each, IMAGES=32, SPAN=64, STRAIGHT=inputs is not None, SCALED=scales is not None,
     )  # fmt: skip
-
-
-def masked_squares(end: Tensor, pool: Tensor, slot: Tensor, who: Tensor) -> Tensor:
-    """‖end_i − pool[slot_i]‖² of the devices `who`, accumulated in float64, [S, M]; 0 for the others."""
-    num_seeds, num_devices, size = end.shape
-    parts = torch.empty((num_seeds, num_devices, NORM_BLOCKS), dtype=torch.float64, device=end.device)
-    device.squares[(num_seeds * num_devices, NORM_BLOCKS)](
-        end, pool, slot, who.contiguous(), parts, size, num_devices, end.stride(1), pool.stride(0), pool.stride(1),
-        BLOCKS=NORM_BLOCKS, SPAN=SPAN,
-    )  # fmt: skip
-    return parts.sum(-1)
-
-
-def masked_sum(end: Tensor, pool: Tensor | None, slot: Tensor | None, weights: Tensor, who: Tensor) -> Tensor:
-    """Sum Σ_i weights_i (end_i − pool[slot_i]) over `who`, [S, P]; without a pool Σ_i weights_i end_i."""
-    num_seeds, num_devices, size = end.shape
-    who = who.contiguous()
-    strides = (0, 0) if pool is None else pool.stride()[:2]
-    total = end.new_empty(num_seeds, size)
-    device.weighted_sum[(num_seeds, triton.cdiv(size, SPAN // 4))](
-        end, end if pool is None else pool, who if slot is None else slot, weights.contiguous(), who, total,
-        size, num_devices, end.stride(0), end.stride(1), *strides, SPAN=SPAN // 4, RELATIVE=pool is not None,
-    )  # fmt: skip
-    return total
-
-
-def masked_replace(models: Tensor, params: Tensor, who: Tensor) -> None:
-    """Set the models [S, M, P] of the devices `who` to their seed's `params` [S, P], in place."""
-    num_seeds, num_devices, size = models.shape
-    device.replace[(num_seeds * num_devices, triton.cdiv(size, SPAN))](
-        models, params, who.contiguous(), size, num_devices, models.stride(1), params.stride(0), SPAN=SPAN
-    )
-
-
-def masked_blend(models: Tensor, params: Tensor, who: Tensor, kept: Tensor, pool: Tensor, slot: Tensor) -> None:
-    """Set the models [S, M, P] of the devices `who` to params + kept_i (model_i − reference_i), in place."""
-    num_seeds, num_devices, size = models.shape
-    device.blend[(num_seeds * num_devices, triton.cdiv(size, SPAN))](
-        models,
-        params,
-        who.contiguous(),
-        kept.contiguous(),
-        pool,
-        slot.contiguous(),
-        size,
-        num_devices,
-        models.stride(1),
-        params.stride(0),
-        pool.stride(0),
-        pool.stride(1),
-        SPAN=SPAN,
-    )

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from otafl.engine.dropout import MASK, threshold
+from otafl.gpu import need_triton
 
 try:
-    if torch.version.cuda is None and torch.version.hip is None and "TRITON_INTERPRET" not in os.environ:
-        raise ImportError  # as in `otafl.engine.fast.kernels`
+    need_triton()
     import triton
     from triton.tools.tensor_descriptor import TensorDescriptor
 

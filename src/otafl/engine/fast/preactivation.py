@@ -33,11 +33,12 @@ import torch
 from torch import Tensor
 
 from otafl.engine.fast import kernels
-from otafl.engine.fast.steps import descend, descend_by_rule, gram_strips, head_of, images_of, scratch
+from otafl.engine.fast.steps import by_descend, descend, descend_by_rule, gram_strips, head_of, images_of, scratch
 from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows, can_look, rows_of
 from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
+from otafl.gpu import masked
 
 CHUNK_BYTES = {"cpu": 2**26, "cuda": 2**30}  # inputs and activations of the devices trained at once
 GROUP_IMAGES = {
@@ -85,7 +86,7 @@ class PreactivationEngine:
         for start, stop in _chunks(work, len(rows)):
             index = rows.index[start:stop]
             chunk = flat[start:stop] if rows.complete else flat[index]
-            if not work.plain:
+            if not by_descend(work):
                 self._by_rule(work, index, chunk)
                 if not rows.complete:
                     flat[index] = chunk
@@ -93,7 +94,7 @@ class PreactivationEngine:
             weight, bias, rest = head.split(chunk)
             before = head.tail(chunk).clone() if clips else None
             for part in parts:
-                if work.objective.tf32 and kernels.can_mask(flat):  # TF32 products are faster in another layout
+                if work.objective.tf32 and masked.possible(flat):  # TF32 products are faster in another layout
                     inputs, turned = kernels.gather_both(work.objective.train.features, images_of(part, index))
                 else:
                     inputs = _inputs(part, index)
@@ -159,7 +160,7 @@ class PreactivationEngine:
             index, mine = rows.index[start:stop], head.split_tail(tails[start:stop])
             clips, tail = work.rule.clips, tails[start:stop]
             before = tail.clone() if clips else tail
-            if work.plain:
+            if by_descend(work):
                 found = descend(work, index, inputs, z, *mine, slopes[start:stop], squares=clips)
             else:
                 descend_by_rule(work, index, inputs, z, *mine, slopes[start:stop], None, (None, None))
@@ -209,7 +210,11 @@ class FactoredUpdates(Updates):
     def move(self, models: Tensor) -> None:
         """Add end − start to other models [S, M, P] of the devices, in place."""
         self._check()
-        flat, rows = models.flatten(0, 1), self._work.rows
+        self._add_to(models.flatten(0, 1))
+
+    def _add_to(self, flat: Tensor) -> None:
+        """Add end − start to models [S·M, P], in place."""
+        rows = self._work.rows
         with self._work.objective.products():
             for start, stop in _chunks(self._work, len(rows)):
                 index, slopes, change = self._factors(rows, start, stop)
@@ -222,7 +227,7 @@ class FactoredUpdates(Updates):
     def _right(self, index: Tensor) -> Tensor:
         """Inputs X of some rows, [R, r, n], laid out for the right-hand side of a product."""
         features = self._work.objective.train.features
-        if self._work.objective.tf32 and kernels.can_mask(features):  # TF32 products are faster in another layout
+        if self._work.objective.tf32 and masked.possible(features):  # TF32 products are faster in another layout
             return kernels.gather_both(features, images_of(self._work, index))[1].transpose(1, 2)
         return _inputs(self._work, index)
 
@@ -245,10 +250,10 @@ class FactoredUpdates(Updates):
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
         """Yield (start, stop, end − start) for chunks of some rows; `start` and `stop` are positions in `rows`."""
-        end = self.end.flatten(0, 1)  # rarely needed, so computed all at once
+        change = self._start_tail.new_zeros(self._work.batches.shape[:2].numel(), self._pool.shape[2])
+        self._add_to(change)  # rarely needed, so computed all at once
         for start, stop in _chunks(self._work, len(rows)):
-            index = rows.index[start:stop]
-            yield start, stop, end[index].sub_(self._work.start[index // rows.num_devices])
+            yield start, stop, change[start:stop] if rows.complete else change[rows.index[start:stop]]
 
     def _masked_norms(self, who: Tensor) -> Tensor:
         """‖end − start‖ of the devices `who`, float64 [S, M]; 0 for the others."""
@@ -337,7 +342,7 @@ def _inputs(work: LocalWork, index: Tensor) -> Tensor:
 def _scaled_inputs(work: LocalWork, index: Tensor, scales: Tensor, num_groups: int) -> tuple[Tensor, float]:
     """Inputs of some rows times their weights, stacked by group, [groups, ·, n], and a factor still to be applied."""
     features = work.objective.train.features
-    if work.objective.tf32 and kernels.can_mask(features):
+    if work.objective.tf32 and masked.possible(features):
         return kernels.gather_turned(features, images_of(work, index), scales, num_groups).transpose(1, 2), 1.0
     inputs = _inputs(work, index)
     if scales.device.type == "cpu" and bool((scales == scales[0]).all()):  # one factor for all: no pass over inputs

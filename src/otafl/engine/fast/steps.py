@@ -58,6 +58,17 @@ def labels_of(work: LocalWork, index: Tensor) -> Tensor:
     return work.objective.train.targets.index_select(0, images.flatten()).view(images.shape)
 
 
+def _by_kernel(work: LocalWork) -> bool:
+    """Whether the kernel can do the steps."""
+    head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
+    return not per_round and head.bias and kernels.suits(work.objective, head, work.batches.shape[3], work.start)
+
+
+def by_descend(work: LocalWork) -> bool:
+    """Whether `descend` can do these steps: plain ones, also fewer for some rows where the kernel does them."""
+    return work.plain or (work.rule.plain and work.correction is None and _by_kernel(work))
+
+
 def descend(
     work: LocalWork,
     index: Tensor,
@@ -74,14 +85,14 @@ def descend(
     float64 [R], if asked for or nearly free: with c_k = Σ_{j<k} K[k, j] G_j, which the steps compute anyway,
     ⟨K G, G⟩ = Σ_k ⟨2 c_k + K[k, k] G_k, G_k⟩.
     """
-    head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
-    batch, targets = work.batches.shape[3], labels_of(work, index)
-    if not per_round and bias is not None and kernels.suits(work.objective, head, batch, z):
+    head, batch, targets = head_of(work.objective), work.batches.shape[3], labels_of(work, index)
+    if bias is not None and _by_kernel(work):
         (gram,) = gram_strips(inputs, inputs.shape[1], bias=False)
         scale = torch.as_tensor(work.lr / batch, dtype=torch.float32, device=z.device)
         mask = None if work.mask is None else work.mask.flatten()[index]
         tf32, squares = work.objective.tf32, squares or work.start.dim() == 2
-        return kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, tf32, squares)
+        counts = None if work.counts is None else work.counts.flatten()[index]
+        return kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, counts, tf32, squares)
 
     def all_steps() -> Tensor | None:
         return _one_after_the_other(work, inputs, z, bias, rest, targets, slopes, squares)

@@ -10,10 +10,10 @@ import triton.language as tl
 
 @triton.jit
 def descend(
-    z, gram, bias, targets, rest, slopes, squares, scores, turns, scale, mask, bias_stride, rest_stride, num_rows,
-    STEPS: tl.constexpr, HIDDEN: tl.constexpr, KNOWN: tl.constexpr, BATCH: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr, CLASSES: tl.constexpr, MASKED: tl.constexpr, SQUARES: tl.constexpr, PRECISION:
-    tl.constexpr,
+    z, gram, bias, targets, rest, slopes, squares, scores, turns, scale, mask, counts, bias_stride, rest_stride,
+    num_rows, STEPS: tl.constexpr, HIDDEN: tl.constexpr, KNOWN: tl.constexpr, BATCH: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr, CLASSES: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr, SQUARES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All steps of one row for one block of hidden units; in each step a row's blocks wait for each other's scores."""
     turn = tl.atomic_add(turns, 1)  # numbered as programs start, a row's together: none waits for one that cannot start
@@ -43,7 +43,9 @@ def descend(
     shift = tl.load(bias_at, mask=inside, other=0.0)
     weight = tl.load(weight_at, mask=here, other=0.0)
     later = tl.load(later_at, mask=known & first, other=0.0)
-    step_size = tl.load(scale)
+    step_size, count = tl.load(scale), STEPS
+    if COUNTED:
+        count = tl.load(counts + row)
     score_at = image[:, None] * CLASSES + label[None, :]
     moved = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
     total = tl.zeros((BATCH, BLOCK), dtype=tl.float32)
@@ -76,7 +78,7 @@ def descend(
         output = tl.where(known[None, :], output, -float("inf"))
         share = tl.exp(output - tl.max(output, axis=1)[:, None])
         share = share / tl.sum(share, axis=1)[:, None]
-        error = (share - tl.where(label[None, :] == wanted[:, None], 1.0, 0.0)) * step_size
+        error = (share - tl.where(label[None, :] == wanted[:, None], 1.0, 0.0)) * tl.where(k < count, step_size, 0.0)
         slope = tl.where(now > 0, tl.dot(error, weight, input_precision=PRECISION), 0.0)
         tl.store(slopes + k * BATCH * HIDDEN + tile, slope, mask=inside[None, :])
         shift -= tl.sum(slope, axis=0)
@@ -119,79 +121,3 @@ def gather(
     line = ((row // each) * size + pixel[:, None]) * each + row % each
     at = turned + line * num_images + place[None, :]
     tl.store(at, tl.trans(value), mask=(pixel < size)[:, None] & (place < num_images)[None, :])
-
-
-@triton.jit
-def squares(
-    end, pool, slot, who, parts, size, num_devices, end_stride, pool_seed_stride, pool_stride,
-    BLOCKS: tl.constexpr, SPAN: tl.constexpr,
-):  # fmt: skip
-    """Part of one device's ‖end − pool[slot]‖²: the sum over every BLOCKS-th span."""
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    total = tl.zeros((SPAN,), dtype=tl.float64)
-    if tl.load(who + row) != 0:
-        mine = end + row * end_stride
-        other = pool + (row // num_devices) * pool_seed_stride + tl.load(slot + row) * pool_stride
-        for start in range(block * SPAN, size, BLOCKS * SPAN):
-            at = start + tl.arange(0, SPAN)
-            inside = at < size
-            difference = tl.load(mine + at, mask=inside, other=0.0) - tl.load(other + at, mask=inside, other=0.0)
-            wide = difference.to(tl.float64)
-            total += wide * wide
-    tl.store(parts + row * BLOCKS + block, tl.sum(total, axis=0))
-
-
-@triton.jit
-def weighted_sum(
-    end, pool, slot, weights, who, total, size, num_devices, end_seed_stride, end_stride, pool_seed_stride,
-    pool_stride,
-    SPAN: tl.constexpr, RELATIVE: tl.constexpr,
-):  # fmt: skip
-    """One span of one seed's weighted sum."""
-    seed = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
-    inside = at < size
-    sum_here = tl.zeros((SPAN,), dtype=tl.float32)
-    for i in range(num_devices):
-        row = seed * num_devices + i
-        if tl.load(who + row) != 0:
-            mine_at = end + seed * end_seed_stride + (row - seed * num_devices) * end_stride + at
-            mine = tl.load(mine_at, mask=inside, other=0.0)
-            if RELATIVE:
-                other = pool + seed * pool_seed_stride + tl.load(slot + row) * pool_stride
-                mine -= tl.load(other + at, mask=inside, other=0.0)
-            sum_here += tl.load(weights + row) * mine
-    tl.store(total + seed * size + at, sum_here, mask=inside)
-
-
-@triton.jit
-def replace(
-    models, fresh, who, size, num_devices, stride, fresh_stride,
-    SPAN: tl.constexpr,
-):  # fmt: skip
-    """One span of one device's new model."""
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(who + row) != 0:
-        at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
-        value = tl.load(fresh + (row // num_devices) * fresh_stride + at, mask=at < size)
-        tl.store(models + row * stride + at, value, mask=at < size)
-
-
-@triton.jit
-def blend(
-    models, fresh, who, kept, pool, slot, size, num_devices, stride, fresh_stride, pool_seed_stride, pool_stride,
-    SPAN: tl.constexpr,
-):  # fmt: skip
-    """One span of one device's new model: the fresh one plus a share of what the device has not sent."""
-    row = tl.program_id(0).to(tl.int64)
-    if tl.load(who + row) != 0:
-        at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
-        inside = at < size
-        seed = row // num_devices
-        value = tl.load(fresh + seed * fresh_stride + at, mask=inside)
-        share = tl.load(kept + row)
-        if share != 0:
-            reference = pool + seed * pool_seed_stride + tl.load(slot + row) * pool_stride
-            value += share * (tl.load(models + row * stride + at, mask=inside) - tl.load(reference + at, mask=inside))
-        tl.store(models + row * stride + at, value, mask=inside)
