@@ -31,8 +31,10 @@ from otafl.radio.knowledge import Knowledge
 
 def tones(update: Tensor, tone: Tensor) -> Tensor:
     """√2 e^{jθ} on the tone of a coordinate's sign, 0 on the other; [n, P] to [n, 2 P]."""
-    tone = tone.where(~update.isnan(), torch.nan)
-    return torch.stack([tone.where(~(update < 0), 0.0), tone.where(update < 0, 0.0)], -1).flatten(1)
+    tone, against = tone.where(~update.isnan(), torch.nan), update < 0
+    both = tone.new_empty(*update.shape, 2)
+    both[..., 0], both[..., 1] = tone.where(~against, 0.0), tone.where(against, 0.0)
+    return both.flatten(1)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from otafl.engine.rule import LocalRule
 from otafl.engine.training import Engine, LocalWork, NotRecordable
 from otafl.engine.updates import RowUpdates, Updates, own_references, shared_reference
 from otafl.errors import PluginError
+from otafl.gpu import dense
 from otafl.radio.air import RECEPTIONS, Air, Channel, IdealAir, Reception, Transmission, check_mask
 from otafl.radio.csi import Reports, View
 from otafl.radio.digital import Delivered
@@ -484,6 +485,8 @@ class Round:
         """
         self._check("uniform()")
         normal = self._air.noise(self._seeds, f"algorithm/{name}", self.t, size)
+        if dense.possible(normal):
+            return dense.uniform(normal)
         below_one = 1 - torch.finfo(normal.dtype).eps / 2
         drawn: Tensor = torch.special.ndtr(normal).clamp(max=below_one)
         return drawn

@@ -21,7 +21,7 @@ from torch.func import grad, vmap
 from otafl.engine.dropout import fold
 from otafl.engine.fast.one_core import FactoredLinear
 from otafl.engine.objective import Objective
-from otafl.engine.rows import Rows
+from otafl.engine.rows import Rows, aligned
 from otafl.engine.rule import PLAIN, LocalRule
 from otafl.engine.updates import RowUpdates, Updates, own_references, shared_reference
 
@@ -95,9 +95,8 @@ class LocalWork:
 
     def models(self) -> Tensor:
         """A fresh copy of every device's start model, [S, M, P]."""
-        if self.start.dim() == 3:
-            return self.start.clone()
-        return self.start[:, None, :].repeat(1, self.batches.shape[1], 1)
+        shape = (*self.batches.shape[:2], self.start.shape[-1])
+        return aligned(shape, self.start).copy_(self.start if self.start.dim() == 3 else self.start[:, None, :])
 
 
 class Engine(Protocol):

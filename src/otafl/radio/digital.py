@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from otafl.gpu import dense
+
 SCALE_BITS = 32  # of the number that scales a quantised vector
 REPORT_BITS = 32  # of a reported scalar, at one bit per channel use
 
@@ -65,6 +67,8 @@ def quantised(values: Tensor, bits: Tensor | int, uniform: Tensor) -> Tensor:
     """
     levels = values.new_full((1,), 2.0**bits - 1) if isinstance(bits, int) else 2.0 ** bits[..., None].to(values) - 1
     scale = torch.linalg.vector_norm(values, ord=torch.inf, dim=-1, keepdim=True)
+    if dense.possible(values) and dense.possible(uniform) and values.dim() == 2:
+        return dense.quantised(values, uniform, scale, levels)
     safe = torch.where(scale > 0, scale, 1.0)
     step = torch.addcmul(uniform, values, levels / (2 * safe)).add_(levels / 2).floor_()
     torch.minimum(step, levels, out=step)

@@ -58,6 +58,20 @@ for values in (end[..., :901], torch.complex(end[..., :901], pool[:, :1, :901].e
         assert found[0].shape == expected[0].shape and found[0].dtype == expected[0].dtype
         assert torch.allclose(found[0], expected[0], atol=1e-5) and torch.allclose(found[1], expected[1], rtol=1e-6)
 
+from otafl.gpu import dense
+from otafl.radio.digital import quantised
+
+normal, drawn = torch.randn(3, 5000, generator=draw), torch.rand(3, 5000, generator=draw)
+assert torch.allclose(dense.uniform(normal), torch.special.ndtr(normal), atol=1e-6)
+assert dense.uniform(torch.full((9,), 30.0)).max() < 1
+normal[1] = 0
+for bits in (3, torch.tensor([1, 8, 5])):
+    expected, possible = quantised(normal, bits, drawn), dense.possible
+    dense.possible = lambda values: True
+    found = quantised(normal, bits, drawn)
+    dense.possible = possible
+    assert torch.allclose(found, expected, atol=1e-5) and (found[1] == 0).all()
+
 keys = {"training.engine": "preactivation", "training.precision": "float32", "training.batch_size": 16}
 keys |= {"model.hidden": [150], "data.train_images": 2000, "cell.devices": 3, "experiment.seeds": [0]}
 sim = simulate(make_config("fedoag", keys))

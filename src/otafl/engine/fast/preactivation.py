@@ -35,7 +35,7 @@ from torch import Tensor
 from otafl.engine.fast import kernels
 from otafl.engine.fast.steps import by_descend, descend, descend_by_rule, gram_strips, head_of, images_of, scratch
 from otafl.engine.objective import Objective
-from otafl.engine.rows import Rows, can_look, rows_of
+from otafl.engine.rows import Rows, aligned, can_look, rows_of
 from otafl.engine.training import LocalWork
 from otafl.engine.updates import Updates, shared_reference
 from otafl.gpu import masked
@@ -250,7 +250,7 @@ class FactoredUpdates(Updates):
 
     def _differences(self, rows: Rows) -> Iterator[tuple[int, int, Tensor]]:
         """Yield (start, stop, end − start) for chunks of some rows; `start` and `stop` are positions in `rows`."""
-        change = self._start_tail.new_zeros(self._work.batches.shape[:2].numel(), self._pool.shape[2])
+        change = aligned((*self._work.batches.shape[:2], self._pool.shape[2]), self._pool).zero_().flatten(0, 1)
         self._add_to(change)  # rarely needed, so computed all at once
         for start, stop in _chunks(self._work, len(rows)):
             yield start, stop, change[start:stop] if rows.complete else change[rows.index[start:stop]]
