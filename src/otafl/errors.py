@@ -53,6 +53,10 @@ class RunBusyError(RunDirectoryError):
     """Another process is working in the run directory."""
 
 
+FULL = ("allocate", "out of memory", "ALLOC_FAILED")  # what torch, CUDA and its libraries say
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of Python or torch means that there is no memory left."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in str(error))
+    said = str(error) if isinstance(error, RuntimeError) else ""
+    return isinstance(error, MemoryError) or any(words in said for words in FULL)

@@ -325,3 +325,51 @@ def test_directories_tell_minus_from_plus() -> None:
     power = [{"label": f"{sign}10 dBm", "radio.tx_power_dbm": dbm} for sign, dbm in (("−", -10.0), ("", 10.0))]
     names = [case.folder for case in sweep({"axes": {"power": power}}).cases]
     assert [name.rpartition("-")[0] for name in names] == ["minus_10_dBm", "10_dBm"]
+
+
+CROWDED = """
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import otafl
+from otafl.algorithms.fedavg import FedAvg
+
+
+@otafl.register_algorithm("crowded")
+@dataclass(frozen=True)
+class Crowded(FedAvg):
+    '''Has no room beside another worker.'''
+
+    never: bool = False
+    '''Has none alone either.'''
+
+    def init(self, problem):
+        parent = os.getppid()
+        workers = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        if len(workers) > 1 or self.never:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().init(problem)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_runs_that_find_no_memory_beside_others_are_tried_again_by_fewer_workers(tmp_path: Path) -> None:
+    """Four workers, then two, then one; what has no room alone fails, and nothing else does."""
+    (tmp_path / "crowded.py").write_text(CROWDED)
+    lines = "\n".join(f'"{key}" = {as_toml(value)}' for key, value in SMALL.items())
+    sections = '[axes]\n"training.lr" = [0.02, 0.05, 0.1, 0.2]\n"algorithm.never" = [false, true]\n'
+    drop = '[[override]]\nif = { "training.lr" = [0.02, 0.05, 0.1] }\ndrop = ["algorithm.never"]\n'
+    (tmp_path / "sweep.toml").write_text(f'[set]\n"algorithm.name" = "crowded"\n{lines}\n{sections}{drop}')
+    command = [sys.executable, "-m", "otafl.cli", "sweep", "sweep.toml", "--device", "cpu", "--workers", "4"]
+    done = subprocess.run([*command, "--plugin", "crowded.py"], cwd=tmp_path, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert "5 runs found no memory beside other runs; tried again by 2 workers" in said
+    assert "tried again by one worker" in said
+    assert done.returncode == 1
+    assert "1 of 5 runs failed" in said
+    states = {(row["training.lr"], row["status"]) for row in rows(tmp_path / "sweeps" / "sweep")}
+    assert {lr for lr, status in states if status == "complete"} == {"0.02", "0.05", "0.1", "0.2"}

@@ -77,6 +77,8 @@ class Rounds:
         except Exception as error:  # whatever it is, the usual rounds do not need this
             alike, why = False, in_a_line(error)
         self._tried += 1
+        if alike and self._tried == TRIED and self._sim.device.type == "cuda":
+            torch.cuda.empty_cache()  # what rounds done one by one had needed; a graph has its own memory
         if not alike:
             self._give_up(why)
             self.state = step.state

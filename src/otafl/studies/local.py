@@ -113,7 +113,24 @@ class _Worker:
 def carry_out(
     study: Study, cases: list[Case], board: Board, workers: int, device: str, threads: int, together: int = 1
 ) -> None:
-    """Run the cases, by several workers, each `together` at a time; errors are noted, and other runs go on."""
+    """Run the cases, by several workers, each `together` at a time; errors are noted, and other runs go on.
+
+    Runs that find no memory beside others are tried again afterwards, by half as many workers.
+    """
+    while cases:
+        cases = _carry_out(study, cases, board, workers, device, threads, together)
+        workers, together = max(1, min(workers, len(cases)) // 2), 1
+        if cases:
+            them = f"{len(cases)} runs" if len(cases) > 1 else cases[0].label
+            by = f"{workers} workers" if workers > 1 else "one worker"
+            board.messages.append(f"{them} found no memory beside other runs; tried again by {by}")
+
+
+def _carry_out(
+    study: Study, cases: list[Case], board: Board, workers: int, device: str, threads: int, together: int
+) -> list[Case]:
+    """Run the cases; returns those for which there was no memory beside others."""
+    cramped: list[Case] = []
     waiting = deque([cases[i : i + together] for i in range(0, len(cases), together)])
     deaths = dict.fromkeys((case.folder for case in cases), 0)
     selector = selectors.DefaultSelector()
@@ -140,7 +157,11 @@ def carry_out(
         if "progress" in report:
             board.advance(worker.cases[report["run"]], report["progress"])
             return
-        board.settle(worker.cases.pop(report["run"]), report)
+        case = worker.cases.pop(report["run"])
+        if report.get("cramped") and workers > 1:
+            cramped.append(case)
+            report = {}
+        board.settle(case, report)
         if not worker.cases:
             assign(worker)
 
@@ -184,6 +205,7 @@ def carry_out(
         selector.close()
     if stop:
         raise Stopped(stop[0])
+    return cramped
 
 
 def _dismiss(crew: list[_Worker], interrupted: bool, patience_s: float = 60.0) -> None:

@@ -3,7 +3,7 @@
 In:  {"runs": {name: {"config": a resolved configuration as TOML, "out": run directory}}, "device": "auto",
       "threads": 1, "plugins": []}
 Out: for each run {"run": name, "progress": rounds done}, then {"run": name, and "done": status or "error": line or
-     "stopped": round}; several runs of a task take turns
+     "stopped": round}, with "cramped" if memory was full; several runs of a task take turns
 
 It ends with its parent, after a checkpoint.
 
@@ -12,6 +12,7 @@ Does not know: what else is running.
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -81,7 +82,11 @@ def carry_out(task: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> N
             elif cramped(turn.outcome) and len(turns) > 1:
                 waiting.append([name])  # alone it may find room
             else:
-                tell({"run": name, **_report(turn.outcome)})
+                tell({"run": name, **_report(turn.outcome), **({"cramped": True} if cramped(turn.outcome) else {})})
+        turns.clear()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # what this process keeps, others cannot have
+            gc.collect()
+            torch.cuda.empty_cache()
         if stopped:
             for name in (name for names in waiting for name in names):
                 tell({"run": name, "stopped": 0})
