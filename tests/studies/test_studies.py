@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,31 @@ def test_tuning_at_a_budget(tmp_path: Path) -> None:
     assert sorted(point.score for point in found.points) == pytest.approx(sorted(scores))
     _, chosen = tune.write(found, asked, tmp_path)
     assert "% after 5e-08 J" in chosen.read_text()
+
+
+@pytest.mark.parametrize("search", ["grid", "turns", "halving"])
+def test_a_choice_among_points_of_which_some_failed_is_not_final(
+    search: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ended with an error, full memory for instance, has no score; that is no reason to prefer others."""
+
+    def summary(_: Any, case: Any) -> Any:
+        lr = case.config.training.lr
+        return None if (case.axes["algorithm.name"], lr) == ("sca", 0.2) else {"validation_accuracy": {"mean": lr}}
+
+    monkeypatch.setattr(tune, "conduct", lambda study, **executor: SimpleNamespace(status=1))
+    monkeypatch.setattr(tune.Study, "summary", summary)
+    over = ["training.lr", "algorithm.omega"]
+    asked = tuning_sweep({"over": over, "rounds": 1, "seeds": [100], "search": search})
+    found = tune.tune(asked, tmp_path, "t.toml", device="cpu", quiet=True)
+    assert found.status == 1
+    (warning,) = (warning for warning in found.warnings if "failed" in warning)
+    assert warning.startswith("sca: ")
+    assert "no score; the choice is not final" in warning
+    best = {dict(group)["algorithm.name"]: dict(point.values)["training.lr"] for group, point in found.chosen.items()}
+    assert best["sca"] != 0.2
+    table, chosen = tune.write(found, asked, tmp_path)
+    assert "nan" not in table.read_text() + chosen.read_text()
 
 
 def test_a_best_value_at_the_edge_is_pointed_out() -> None:

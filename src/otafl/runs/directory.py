@@ -40,7 +40,8 @@ from otafl.errors import OtaflError, RunDirectoryError
 
 CHECKPOINT_FORMAT = 1
 KEPT_CHECKPOINTS = 2
-SEALED = ("config.toml", "metrics.csv", "devices.csv", "model.safetensors")
+MODELS = "model.safetensors"
+SEALED = ("config.toml", "metrics.csv", "devices.csv", MODELS)
 """Files whose digests are stored in a finished run's summary."""
 ARRAYS = "arrays"
 """Key among a run's sources for the digest of the data that a plug-in loaded."""
@@ -151,7 +152,7 @@ class RunDirectory:
     def write_model(self, params: Mapping[str, Tensor]) -> None:
         """Write model.safetensors, whole or not at all."""
         with explained(self.path):
-            put(self.path / "model.safetensors", save(dict(params)))
+            put(self.path / MODELS, save(dict(params)))
 
     def begin(self) -> None:
         """Write a summary that says that the run is going on, with the digests of its plug-ins and data."""
@@ -293,7 +294,7 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
     file = path / "summary.json"
     with readable(path):
         if not file.is_symlink() and not file.exists():
-            if (path / "model.safetensors").exists():
+            if (path / MODELS).exists():
                 raise RunDirectoryError(
                     f"{path}: has a final model but no summary.json; delete the directory to run again"
                 )
@@ -318,7 +319,7 @@ def stored_summary(path: Path) -> dict[str, Any] | None:
 
 
 def _first_damaged(path: Path, summary: dict[str, Any]) -> str | None:
-    """The first file of a sealed run that has changed, or None."""
+    """The first file of a sealed run that has changed, or None; models may be deleted, to save room."""
     digests = summary.get("sha256")
     seal = {key: value for key, value in summary.items() if key != "seal"}
     if not isinstance(digests, dict) or set(digests) != set(SEALED) or _sealed(seal) != summary:
@@ -328,7 +329,8 @@ def _first_damaged(path: Path, summary: dict[str, Any]) -> str | None:
             if sha256(path / name) != digest:
                 return str(name)
         except OSError:
-            return str(name)
+            if name != MODELS or (path / name).is_symlink() or (path / name).exists():
+                return str(name)
     return None
 
 

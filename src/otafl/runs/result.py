@@ -29,7 +29,7 @@ from otafl.core.metrics import EXPLODED
 from otafl.disk import content_of, readable
 from otafl.errors import ConfigError, OtaflError, RunDirectoryError
 from otafl.registry import in_a_line
-from otafl.runs.directory import stored_summary
+from otafl.runs.directory import MODELS, stored_summary
 from otafl.runs.table import Recorder
 
 LAST_ROUNDS = 50  # over which accuracies are averaged, as in the paper
@@ -56,7 +56,8 @@ class Result:
     """Column name to values [S, R]; NaN where there is none. Accuracies are shares, 0 to 1. `otafl.core.metrics` has
     the columns."""
     params: Tensor
-    """Last server model x^T, [S, P]; that of a seed that diverged has exploded or is not finite."""
+    """Last server model x^T, [S, P]; that of a seed that diverged has exploded or is not finite. [0, P] if the file was
+    deleted, which leaves everything else of a run."""
     diverged: Mapping[int, int]
     """Failed seeds: seed to the round after which its model had exploded, or its test loss was not finite."""
     summary: Mapping[str, Any]
@@ -153,7 +154,7 @@ def failures(
         lost = late[~np.isfinite(metrics["test_loss"][s, late])]
         if len(lost):
             failed[seed] = int(rounds[lost[0]])
-        elif not bool((params[s].abs() <= EXPLODED).all()):
+        elif not bool((params[s : s + 1].abs() <= EXPLODED).all()):
             failed[seed] = config.experiment.rounds
     return {seed: failed[seed] for seed in config.experiment.seeds if seed in failed}
 
@@ -291,8 +292,9 @@ def read_run(path: str | Path) -> Result:
         rounds, metrics = recorder.arrays()
         diverged = {int(seed): int(entry["round"]) for seed, entry in summary.get("diverged", {}).items()}
         _check_rows(config, rounds, metrics, diverged)
-        models = load_file(path / "model.safetensors")
-        params = torch.stack([models[f"seed_{seed}"] for seed in config.experiment.seeds])
+        models = load_file(path / MODELS) if (path / MODELS).exists() else {}
+        stored = [models[f"seed_{seed}"] for seed in config.experiment.seeds] if models or not summary["sealed"] else []
+        params = torch.stack(stored) if stored else torch.empty(0, summary["num_params"])
         diverged = failures(config, rounds, metrics, params, diverged)
         known = isinstance(summary["wall_s"], int | float) and isinstance(summary["device"], str)
         if not known or params.shape[1] != summary["num_params"]:

@@ -155,11 +155,14 @@ def tune(sweep: Sweep, folder: Path, where: str, **executor: Any) -> Tuned:
         "optuna": _optuna,
     }
     points, status = search[chosen["search"]](part, folder, chosen, executor) if part.cases else ([], 0)
-    for point in points:
+    for point in _scored(points):
         before = best.get(point.group)
         if point.rounds == chosen["rounds"] and (before is None or point.score > before.score):
             best[point.group] = point
-    warnings = tuple(warning for group in best for warning in _edges(best[group], groups[group], sweep.name))
+    warnings = (
+        *(warning for group in best for warning in _edges(best[group], groups[group], sweep.name)),
+        *(warning for group in groups for warning in _unknown(group, points, sweep.name)),
+    )
     after = "" if chosen["at"] is None else str(chosen["at"])
     return Tuned(tuple(points), {group: best[group] for group in groups if group in best}, warnings, status, after)
 
@@ -228,7 +231,7 @@ def _tuning_case(case: Case, chosen: Mapping[str, Any], rounds: int, extra: Mapp
 def _evaluate(
     cases: Sequence[Case], sweep: Sweep, folder: Path, chosen: dict[str, Any], rounds: int, executor: dict[str, Any]
 ) -> Found:
-    """Scores of some cases after some rounds."""
+    """Scores of some cases after some rounds; NaN for runs that failed with an error, which tells nothing."""
     part = replace(sweep, cases=tuple({case.config.digest: case for case in cases}.values()))
     study = Study(folder, part)
     outcome = conduct(study, **executor)
@@ -238,6 +241,7 @@ def _evaluate(
     for case in part.cases:
         summary = study.summary(case)
         if summary is None:
+            points.append(replace(_point(case, chosen, math.nan), rounds=rounds))
             continue
         if "validation_accuracy" not in summary:
             raise OtaflError(f"{study.place(case)}: has no validation accuracy; tuning needs a classification problem")
@@ -280,7 +284,7 @@ def _turns(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[st
         status = max(status, code)
         points |= {(point.group, point.values): point for point in found}
         for group in groups:
-            scores = [point for point in found if point.group == group]
+            scores = [point for point in _scored(found) if point.group == group]
             if scores:
                 here[group] = dict(max(scores, key=lambda point: point.score).values)
     return list(points.values()), status
@@ -297,7 +301,7 @@ def _halving(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[
         points, status = points + found, max(status, code)
         kept: set[tuple[Any, ...]] = set()
         for group in {point.group for point in found}:
-            ranked = sorted((p for p in found if p.group == group), key=lambda p: -p.score)
+            ranked = sorted((p for p in _scored(found) if p.group == group), key=lambda p: -p.score)
             kept |= {(p.group, p.values) for p in ranked[: max(1, math.ceil(len(ranked) / 3))]}
         alive = [case for case in alive if _split(case, chosen) in kept]
     return points, status
@@ -323,11 +327,11 @@ def _optuna(sweep: Sweep, folder: Path, chosen: dict[str, Any], executor: dict[s
                 [_tuning_case(case, chosen, chosen["rounds"], extra)], sweep, folder, chosen, chosen["rounds"], executor
             )
             status = max(status, code)
-            if not found:
-                study.tell(trial, state=optuna.trial.TrialState.FAIL)
-                continue
             points += found
-            study.tell(trial, found[0].score)
+            if _scored(found):
+                study.tell(trial, found[0].score)
+            else:
+                study.tell(trial, state=optuna.trial.TrialState.FAIL)
     return points, status
 
 
@@ -337,6 +341,21 @@ def _suggest(trial: Any, axis: str, values: list[Any]) -> Any:
     if all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return trial.suggest_int(axis, min(values), max(values))
     return trial.suggest_categorical(axis, values)
+
+
+def _scored(points: Iterable[Point]) -> list[Point]:
+    """The points whose runs have a score."""
+    return [point for point in points if not math.isnan(point.score)]
+
+
+def _unknown(group: Axes, points: Sequence[Point], name: str) -> list[str]:
+    """A warning if runs of a choice failed with an error: then it is not the choice that was asked for."""
+    mine = [point for point in points if point.group == group]
+    failed = len(mine) - len(_scored(mine))
+    where = ", ".join(str(v) for _, v in group) or name
+    return (
+        [f"{where}: {failed} of {len(mine)} points failed and have no score; the choice is not final"] if failed else []
+    )
 
 
 def _edges(point: Point, cases: Sequence[Case], name: str) -> list[str]:
@@ -362,7 +381,14 @@ def write(tuned: Tuned, sweep: Sweep, folder: Path) -> tuple[Path, Path]:
     for point in tuned.points:
         place = dict(point.group + point.values)
         mark = "yes" if tuned.chosen.get(point.group) == point else ""
-        table.writerow([*(place.get(axis, "") for axis in axes), point.rounds, f"{point.score:.4f}", mark])
+        table.writerow(
+            [
+                *(place.get(axis, "") for axis in axes),
+                point.rounds,
+                "" if math.isnan(point.score) else f"{point.score:.4f}",
+                mark,
+            ]
+        )
     lines = ["# Values chosen by 'otafl tune'; 'otafl sweep FILE --chosen' takes them.", ""]
     for group, point in tuned.chosen.items():
         told = f"validation accuracy {point.score:.2f} % after {tuned.after or f'{point.rounds} rounds'}"
