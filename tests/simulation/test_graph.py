@@ -13,8 +13,10 @@ import otafl
 from otafl import registry
 from otafl.algorithms.fedavg import FedAvg
 from otafl.core.metrics import Ledger
-from otafl.core.state import overwrite, unaliased
+from otafl.core.state import copied, overwrite, tensors_of, unaliased
 from otafl.engine.devices import FREE, Anchors
+from otafl.engine.updates import Updates
+from otafl.errors import PluginError
 from otafl.simulation.graph import Rounds
 from otafl.simulation.run import _restore
 from tests.conftest import make_config, simulate
@@ -78,6 +80,46 @@ def test_anchors_saved_with_few_rows_get_those_that_this_machine_wants() -> None
     assert grown.number.tolist() == [[0] + [FREE] * 4] * 2
     assert torch.equal(grown.pool[:, 0], params)
     assert small.continued(large).pool.shape == (2, 5, 3)
+
+
+def test_a_gpu_has_room_for_as_many_anchors_as_rounds_can_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six devices, three rounds, four rows: the same means as with a row for every device."""
+    monkeypatch.setattr("otafl.engine.devices.can_look", lambda values: False)
+    params = torch.arange(6.0).view(2, 3)
+    few, many = Anchors.initial(params, 6, rounds=3), Anchors.initial(params, 6)
+    assert (few.pool.shape[1], many.pool.shape[1]) == (4, 6)
+    draw = torch.Generator().manual_seed(0)
+    for t in range(3):
+        who, sent = torch.rand(2, 6, generator=draw) < 0.4, params + 10 * (t + 1)
+        few, many = few.after(sent, who, True), many.after(sent, who, True)
+        for part in (who, ~who):
+            assert torch.equal(few.mean(part), many.mean(part))
+        assert torch.equal(few.count_since_oldest(), many.count_since_oldest())
+
+
+def test_a_second_anchor_in_a_round_is_refused_where_there_is_room_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = simulate(make_config("fedoag", {"experiment.rounds": 2}))
+    monkeypatch.setattr("otafl.engine.devices.can_look", lambda values: False)
+    devices, now, params = sim.problem.devices(sim.problem.initial), sim.round_at(0), sim.problem.initial
+    assert devices.anchors is not None
+    assert devices.anchors.pool.shape[1] == 3 < sim.problem.num_devices
+    trained = now.train(devices)
+    monkeypatch.setattr("otafl.core.round.can_look", lambda values: False)
+    after = now.broadcast(params, now.active, devices, trained)
+    with pytest.raises(PluginError, match="stores a second anchor in a round"):
+        now.broadcast(params, ~now.active, after, Updates(after.models, *trained.reference, now.lr))
+
+
+def test_a_copy_of_a_state_has_its_layout() -> None:
+    """Rows of device models are aligned for matrix products, in a copy, too."""
+    state: Any = simulate(make_config("fedoag")).init()
+    other = copied(state)
+    for name, value in tensors_of(state).items():
+        mine = tensors_of(other)[name]
+        assert torch.equal(mine, value)
+        assert mine.data_ptr() != value.data_ptr()
+        assert mine.stride() == value.stride() or 0 in value.stride(), name
+    assert not state.devices.models.is_contiguous()
 
 
 def test_device_models_keep_their_layout_when_continued() -> None:

@@ -1,6 +1,7 @@
 """Comparing, tuning and reproducing."""
 
 import csv
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,6 +202,10 @@ def test_a_best_value_at_the_edge_is_pointed_out() -> None:
     (warning,) = tune._edges(point, asked.cases, "t")  # two values of ω are no grid to have an edge
     assert "sca: the best training.lr = 0.2 is at the edge" in warning
     assert not tune._edges(tune.Point((), (("training.lr", 0.1),), 100, 50.0), asked.cases, "t")
+    clips = parse_sweep({"set": SMALL, "axes": {"training.clip": [1.0, 2.0, math.inf]}}, "t.toml", "t").cases
+    edge, endless = (tune.Point((), (("training.clip", clip),), 100, 50.0) for clip in (1.0, math.inf))
+    assert tune._edges(edge, clips, "t")
+    assert not tune._edges(endless, clips, "t")  # there is nothing beyond
 
 
 TURNS: dict[str, Any] = {

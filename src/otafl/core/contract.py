@@ -60,6 +60,8 @@ class Problem:
     """Bandwidth B, the number of channel uses in a second."""
     local_steps: int = 10
     """Number of local steps s in a round, and the most that `round.train(steps=...)` does."""
+    rounds: int = 0
+    """Number of rounds T of the run; 0 if it is not known."""
 
     @property
     def taking_part(self) -> int:
@@ -88,7 +90,7 @@ class Problem:
         if anchor is not None and (type(anchor) is not Tensor or anchor.shape != self.initial.shape):
             raise PluginError(f"problem.devices(): an anchor is a model for each seed, {list(self.initial.shape)}")
         models = aligned(self._shape, self.initial).copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
-        return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices))
+        return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices, self.rounds))
 
     def vectors(self) -> Vectors:
         """One vector of zeros per device, [S, M, P]: a memory for the method's state, for instance the last update."""

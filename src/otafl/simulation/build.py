@@ -160,6 +160,7 @@ class Simulation:
             cohort=config.cell.cohort,
             bandwidth_hz=config.radio.bandwidth_hz,
             local_steps=training.local_steps,
+            rounds=config.experiment.rounds,
             server=self._view("server", {name: values[0] for name, values in self._channel.items()}),
         )
         self._plan = self._decide(host_channel)

@@ -26,6 +26,7 @@ from otafl.simulation.build import Simulation
 
 TRIED = 3  # rounds done twice: kernels are compiled in the first, the second is recorded, the third is replayed
 MOST_CHANGE = 0.02  # allowed error of a recorded round, relative to what the round changed
+LARGE = 6  # the state's copies and the recorded round's memory, at most, in states
 MOST_VALUE = 1e-5  # and, added to it, relative to the value itself
 log = logging.getLogger(__name__)
 
@@ -35,11 +36,14 @@ class Rounds:
 
     def __init__(self, sim: Simulation, state: Any, ledger: Ledger) -> None:
         self._sim, self._ledger = sim, ledger
-        self.state = unaliased(state) if sim.recordable else state
-        self._recorded = _RecordedRounds(sim) if sim.recordable else None
+        tries = sim.recordable and not _large(state, sim.device)
+        self.state = unaliased(state) if tries else state
+        self._recorded = _RecordedRounds(sim) if tries else None
         self._tried = 0
-        self.how: str | None = "rounds were a CUDA graph" if sim.recordable else None
+        self.how: str | None = "rounds were a CUDA graph" if tries else None
         """How rounds were done, for the log; None if there was no choice."""
+        if sim.recordable and not tries:
+            self.how = "rounds were done one by one: trying would need a copy of the state, which is large"
 
     @property
     def replayed(self) -> bool:
@@ -88,6 +92,14 @@ class Rounds:
         self.how = f"rounds were done one by one: {why}"
         log.info("%s", self.how)
         self._recorded = None
+
+
+def _large(state: Any, device: torch.device) -> bool:
+    """Whether a state takes so much of a GPU's memory that a copy may not fit; then rounds take long anyway."""
+    if device.type != "cuda":
+        return False
+    size = sum(value.numel() * value.element_size() for value in tensors_of(state).values())
+    return LARGE * size > torch.cuda.get_device_properties(device).total_memory
 
 
 class _RecordedRounds:

@@ -359,12 +359,12 @@ def _unknown(group: Axes, points: Sequence[Point], name: str) -> list[str]:
 
 
 def _edges(point: Point, cases: Sequence[Case], name: str) -> list[str]:
-    """A warning for every searched axis of numbers whose best value is the least or the greatest that was tried."""
+    """A warning for every searched axis of numbers whose best value is the least or the greatest finite one tried."""
     found = []
     for axis, value in point.values:
         values = _values(cases, axis)
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(numbers) == len(values) > 2 and value in (min(numbers), max(numbers)):
+        if len(numbers) == len(values) > 2 and value in (min(numbers), max(numbers)) and math.isfinite(value):
             where = ", ".join(str(v) for _, v in point.group) or name
             found.append(
                 f"{where}: the best {axis} = {value:g} is at the edge of its grid; extend it, for every method alike"
