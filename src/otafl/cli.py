@@ -427,6 +427,7 @@ def plot(
     width: Annotated[str, typer.Option(help="single (a column of a journal), or double.")] = "single",
     title: Annotated[str, typer.Option(help="A line above the axes.")] = "",
     log: Annotated[bool, typer.Option("--log", help="A logarithmic y axis.")] = False,
+    log_x: Annotated[bool, typer.Option("--log-x", help="A logarithmic x axis.")] = False,
     bottom: Annotated[float | None, typer.Option(help="Where the y axis begins.")] = None,
     at: Annotated[
         str | None,
@@ -438,7 +439,7 @@ def plot(
     _check_out(out)
     from otafl.report.plot import plot as drawn
 
-    picture = drawn(runs, x, y, label, width, title, log, bottom, at)
+    picture = drawn(runs, x, y, label, width, title, log, bottom, at, log_x)
     for file in picture.save(out):
         print(file)
 

@@ -283,3 +283,42 @@ def test_the_label_over_an_axis_says_which_rounds_a_point_is_of(folder: Path) ->
 def test_a_logarithmic_axis_cannot_begin_at_zero(folder: Path) -> None:
     with pytest.raises(ConfigError, match="a logarithmic axis has no such place"):
         plot(folder, log=True, bottom=0.0)
+
+
+def test_ticks_surround_what_is_drawn(folder: Path) -> None:
+    """No curve ends above the last tick."""
+    for y in ("test_accuracy", "test_loss", "energy_j"):
+        (axes,) = plot(folder, y=y).figure.axes
+        low, high = axes.dataLim.intervaly
+        ticks = [tick for tick in axes.get_yticks() if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1] + 1e-12]
+        assert ticks[-1] >= high
+        assert axes.get_ylim()[1] <= (100 if y == "test_accuracy" else np.inf)
+        assert y == "test_accuracy" or axes.get_ylim()[0] <= low
+
+
+def test_many_words_stand_below_one_another() -> None:
+    """And values to the right: the first on top, with the same numbers as beside each other."""
+    small = make_config("ota-fedavg", {"experiment.rounds": 2, "experiment.seeds": [0, 1, 2]})
+    run = otafl.run(small, device="cpu")
+    names = [f"long-name-{i}" for i in range(8)]
+    runs = [dataclasses.replace(run, config=run.config.replace({"experiment.name": name})) for name in names]
+    picture = plot(runs, x="experiment.name", bottom=0.0)
+    (axes,) = picture.figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == names
+    assert axes.yaxis_inverted()
+    assert axes.get_xlabel().startswith("test accuracy (%)")
+    assert axes.get_ylabel() == "name"
+    assert axes.get_xlim()[0] == 0.0
+    few = plot(runs[:2], x="experiment.name")
+    assert few.figure.axes[0].get_ylabel().startswith("test accuracy (%)")
+    assert [row[2] for row in picture.numbers[1:3]] == [row[2] for row in few.numbers[1:3]]
+    assert picture.figure.get_size_inches()[1] > few.figure.get_size_inches()[1]
+
+
+def test_logarithmic_axes_have_usual_numbers_and_no_round_0(folder: Path) -> None:
+    (axes,) = plot(folder, y="energy_j", log=True, log_x=True).figure.axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert np.isnan(axes.lines[0].get_xdata()[0])
+    assert np.isfinite(axes.lines[0].get_xdata()[1:]).all()
+    assert axes.xaxis.get_major_formatter()(2.0, 0) == "2"
+    assert plot(folder, log_x=True).numbers == plot(folder).numbers

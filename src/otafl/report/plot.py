@@ -58,6 +58,9 @@ UNITS = {"m": "m", "mps": "m/s", "s": "s", "hz": "Hz", "w": "W", "j": "J", "db":
 MOST_BANDS = 5  # curves beyond which bands would hide each other
 MOST_BARS = 8  # and, over an axis, with error bars
 LEGEND_ROW, USUAL_ROWS = 0.17, 3  # inches that a row of a legend needs, and rows that a figure has room for
+MOST_LETTERS = {"single": 40, "double": 95}  # of words below an axis; more stand beside it, one below the other
+WORD_ROW = 0.17  # inches of such a row
+PLAIN, FEW_DECADES = (1e-3, 1e5), 100  # numbers written out on a logarithmic axis; ratio below which 2 and 5 are, too
 MOST_TICKS = 7  # values on an axis of a sweep that each have a tick
 LOGARITHMIC_FROM = 30  # ratio of the largest to the least value on an axis of a sweep
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
@@ -143,6 +146,7 @@ def plot(
     log: bool = False,
     bottom: float | None = None,
     at: str | None = None,
+    log_x: bool = False,
 ) -> Picture:
     """Draw a column of some runs as curves, or its level at the end over an axis of a sweep; means over seeds.
 
@@ -161,6 +165,7 @@ def plot(
         bottom: where the y axis begins; accuracies begin below the lowest curve that has settled.
         at: over an axis, a budget such as "seconds=600" or "joules=0.1": each seed's last recorded row within it;
             default: the mean over the recorded rounds r > T − 50, and the last row of what only grows.
+        log_x: a logarithmic x axis.
 
     Returns:
         A picture that shows itself in a notebook, and that `save("figure.pdf")` writes.
@@ -194,28 +199,27 @@ def plot(
     words = list(dict.fromkeys(value for curve in curves for value in curve.x if isinstance(value, str)))
     columns = min(len(curves), _legend_columns([curve.label for curve in curves], width))
     inches, height = WIDTHS[width]
+    lying = sum(len(word) + 2 for word in words) > MOST_LETTERS[width]  # values to the right, words below one another
+    if lying:
+        height = max(height, 0.8 + WORD_ROW * len(words))
     height += LEGEND_ROW * max(0, -(-len(curves) // columns) - USUAL_ROWS)
     with drawing(inches, height, style=STYLE) as (figure, axes):
         for curve, (colour, line) in zip(curves, _styles([curve.run for curve in curves]), strict=True):
             label, spread = _printed(curve.label) + curve.failed, few and curve.seeds > 1
-            where = [words.index(value) if isinstance(value, str) else value for value in curve.x]
+            where: Any = [words.index(value) if isinstance(value, str) else value for value in curve.x]
             mean, std = np.array(curve.mean), np.array(curve.std)
+            if log_x and not words and curve.x[0] is not None:  # where the first round is, there is no place
+                where = np.where(np.array(where) > 0, where, np.nan)
             if curve.x[0] is None:
-                axes.axhline(mean[0], linestyle=line, color=colour, label=label)
+                (axes.axvline if lying else axes.axhline)(mean[0], linestyle=line, color=colour, label=label)
             elif over_axis:
                 bars = std if spread else None
                 shape = "none" if words else line  # words have no order that a line could follow
-                axes.errorbar(
-                    where,
-                    mean,
-                    bars,
-                    linestyle=shape,
-                    color=colour,
-                    label=label,
-                    marker=MARKERS.get(line, "o"),
-                    ms=3,
-                    elinewidth=0.7,
-                )
+                look = {"linestyle": shape, "color": colour, "label": label, "marker": MARKERS.get(line, "o")}
+                if lying:
+                    axes.errorbar(mean, where, xerr=bars, ms=3, elinewidth=0.7, **look)
+                else:
+                    axes.errorbar(where, mean, bars, ms=3, elinewidth=0.7, **look)
             else:
                 axes.plot(where, mean, line, color=colour, label=label)
                 if spread:
@@ -226,15 +230,16 @@ def plot(
             ]
         if bottom is None and y.endswith("_accuracy"):
             bottom = _below(curves, over_axis)
-        _frame(axes, across, y, log, bottom, title)
+        _value_axis(axes, y, log, bottom, lying)
+        _frame(axes, across, log_x and not words, title)
         if over_axis:
-            _axis_of_sweep(axes, across, words, [a for curve in curves for a in curve.x if isinstance(a, float)])
+            _axis_of_sweep(axes, across, words, [a for curve in curves for a in curve.x if isinstance(a, float)], lying)
             told = {run.result.summary["averaged_over"] for run in found}
             when = f"after {budget}" if budget is not None else ""
             if budget is None and len(told) == 1 and y not in X_AXES.values():
                 when = averaged(told.pop())
-            axes.set_ylabel(f"{TITLES.get(y, y)}\n{when}".rstrip())
-        else:
+            (axes.set_xlabel if lying else axes.set_ylabel)(f"{TITLES.get(y, y)}\n{when}".rstrip())
+        elif not log_x:
             axes.set_xlim(left=0)
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.2)
         figure.set_layout_engine("constrained")
@@ -340,14 +345,17 @@ def _failed(count: int, seeds: int) -> str:
     return f" ({count} of {seeds} failed)" if count else ""
 
 
-def _axis_of_sweep(axes: "Axes", key: str, words: Sequence[str], numbers: Sequence[float]) -> None:
+def _axis_of_sweep(axes: "Axes", key: str, words: Sequence[str], numbers: Sequence[float], lying: bool) -> None:
     """Name, ticks and scale of an axis with a sweep's values."""
     name = key.partition(".")[2] or key
     stem, _, unit = name.rpartition("_")
     known = SYMBOLS.get(name, f"{stem} ({UNITS[unit]})" if unit in UNITS and stem else name)
-    axes.set_xlabel(_spelt(known))
+    (axes.set_ylabel if lying else axes.set_xlabel)(_spelt(known))
     places = sorted(set(numbers))
-    if words:
+    if lying:
+        axes.set_yticks(range(len(words)), words)
+        axes.invert_yaxis()  # the first on top
+    elif words:
         axes.set_xticks(range(len(words)), words)
     elif min(numbers) > 0 and max(numbers) >= LOGARITHMIC_FROM * min(numbers):
         axes.set_xscale("log")
@@ -423,19 +431,50 @@ def _legend_columns(labels: Sequence[str], width: str) -> int:
     return max(1, int(room / (max(map(len, labels)) + 6)))
 
 
-def _frame(axes: "Axes", x: str, y: str, log: bool, bottom: float | None, title: str) -> None:
-    """Names, limits and lines of the axes."""
+def _value_axis(axes: "Axes", y: str, log: bool, bottom: float | None, lying: bool) -> None:
+    """Name, limits and ticks of the axis of values, which is the x axis of a figure that is `lying`."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.set_xlabel(TITLES.get(x, x))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=x == "round"))
-    axes.set_ylabel(TITLES.get(y, y))
+    axis, limits = (axes.xaxis, axes.set_xlim) if lying else (axes.yaxis, axes.set_ylim)
+    axis.set_label_text(TITLES.get(y, y))
     if log:
-        axes.set_yscale("log")
-    elif y.endswith("_accuracy"):
-        axes.set_ylim(bottom, min(100.0, axes.get_ylim()[1]))
-    elif bottom is not None:
-        axes.set_ylim(bottom=bottom)
+        (axes.set_xscale if lying else axes.set_yscale)("log")
+        _plain_decades(axis)
+        return
+    low, high = axes.dataLim.intervalx if lying else axes.dataLim.intervaly
+    begin = axis.get_view_interval()[0] if bottom is None else bottom
+    if not np.isfinite([begin, low, high]).all():
+        return
+    ticks = [float(tick) for tick in MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(begin, high)]
+    top = next((tick for tick in ticks if tick >= high), high)
+    if y.endswith("_accuracy"):
+        top = min(100.0, top)
+    axis.set_ticks([tick for tick in ticks if begin - 1e-9 * top <= tick <= top])
+    limits(begin, top)
+
+
+def _plain_decades(axis: Any) -> None:
+    """Numbers instead of powers on a logarithmic axis that has only usual ones, also between few decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    least, largest = axis.get_view_interval()
+    if least >= PLAIN[0] and largest <= PLAIN[1]:
+        if largest < FEW_DECADES * least:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _frame(axes: "Axes", x: str, log_x: bool, title: str) -> None:
+    """Name, ticks and scale of the x axis; lines and title."""
+    from matplotlib.ticker import MaxNLocator
+
+    if not axes.get_xlabel():
+        axes.set_xlabel(TITLES.get(x, x))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=x == "round"))
+    if log_x:
+        axes.set_xscale("log")
+        _plain_decades(axes.xaxis)
     axes.grid(color="#dddddd", linewidth=0.5)
     axes.set_axisbelow(True)
     if title:
