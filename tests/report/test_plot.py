@@ -300,7 +300,7 @@ def test_many_words_stand_below_one_another() -> None:
     """And values to the right: the first on top, with the same numbers as beside each other."""
     small = make_config("ota-fedavg", {"experiment.rounds": 2, "experiment.seeds": [0, 1, 2]})
     run = otafl.run(small, device="cpu")
-    names = [f"long-name-{i}" for i in range(8)]
+    names = [f"long-name-{i}" for i in range(16)]
     runs = [dataclasses.replace(run, config=run.config.replace({"experiment.name": name})) for name in names]
     picture = plot(runs, x="experiment.name", bottom=0.0)
     (axes,) = picture.figure.axes
