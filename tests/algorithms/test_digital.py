@@ -27,6 +27,16 @@ def test_the_quantiser_is_unbiased_and_bounded() -> None:
     assert torch.equal(quantised(torch.zeros(3), 4, torch.rand(3)), torch.zeros(3))
 
 
+def test_the_quantiser_stays_within_its_levels_in_float32() -> None:
+    """Coordinates at ±max are levels themselves; rounding must not carry them one step further."""
+    draw = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (200, 4000), generator=draw) * 2.0 - 1
+    for scale in (1.0, 0.3, 7.77, 1e-6):
+        for bits in (8, 12, 16, 20):
+            found = quantised(scale * signs, bits, torch.rand(signs.shape, generator=draw))
+            assert found.abs().max() <= scale * (1 + 1e-6)
+
+
 def test_slots_and_energies_by_hand() -> None:
     """Two devices: rate B log2(1 + |h|² E_s/(2σ²)); the better one first, the other only if it fits."""
     h = torch.tensor([[2.0, 1.0]], dtype=torch.complex128)

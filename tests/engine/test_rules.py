@@ -1,5 +1,6 @@
 """Rules of local steps: by their definition, against PyTorch's own optimiser, and the same on every engine."""
 
+import dataclasses
 import itertools
 import math
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from otafl.engine.devices import Anchors, Devices
+from otafl.engine.fast.preactivation import PreactivationEngine
+from otafl.engine.rows import all_rows
 from otafl.engine.rule import LocalRule
 from otafl.errors import ConfigError, PluginError
 from tests.conftest import make_config, simulate
@@ -48,6 +51,30 @@ def trained(engine: str, keys: dict[str, Any], start: str, **more: Any) -> tuple
         slot = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 0]])
         updates = round_.train(Devices(own, Anchors(pool, slot, slot)), who, **chosen)
     return updates.dense().clone(), updates.measured_norms(who)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("start", ["shared", "own"])
+@pytest.mark.parametrize("batches", ["per_step", "per_round"])
+@pytest.mark.parametrize("model", ["mlp", "deep"])
+def test_rows_outside_a_mask_stay_where_they_are(
+    rule: str, start: str, batches: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a CUDA graph, where all rows are given, and a mask says which of them train."""
+    keys = {**MODELS[model], "training.batches": batches, **{f"training.{k}": v for k, v in RULES[rule].items()}}
+    for correction, steps in itertools.product((False, True), repeat=2):
+        more = {"correction": correction, "steps": steps}
+        expected = trained("preactivation", keys, start, **more)
+        real = PreactivationEngine.train
+
+        def padded(self: Any, work: Any, real: Any = real) -> Any:
+            return real(self, dataclasses.replace(work, rows=all_rows(work.who), mask=work.who))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PreactivationEngine, "train", padded)
+            found = trained("preactivation", keys, start, **more)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.allclose(one, other, rtol=1e-9, atol=1e-12), more
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -95,6 +95,9 @@ def test_a_gpu_has_room_for_as_many_anchors_as_rounds_can_make(monkeypatch: pyte
         for part in (who, ~who):
             assert torch.equal(few.mean(part), many.mean(part))
         assert torch.equal(few.count_since_oldest(), many.count_since_oldest())
+    for i in range(5):  # a round more than there is room for is seen
+        few = few.after(params, torch.arange(6).expand(2, 6) == i, True)
+    assert few.mean(torch.ones(2, 6, dtype=torch.bool)).isnan().any()
 
 
 def test_a_second_anchor_in_a_round_is_refused_where_there_is_room_for_one(monkeypatch: pytest.MonkeyPatch) -> None:

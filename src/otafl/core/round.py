@@ -94,7 +94,8 @@ class Round:
         self._owner, self._channel, self._air = owner, channel, air
         self._engine, self._objective, self._batches = engine, objective, batches
         self._local_steps, self._rule = local_steps, rule
-        self._open, self._reports, self._stored = True, 0, 0
+        self._open, self._reports = True, 0
+        self._stored: list[Devices] = []  # devices that broadcast() gave, with anchors
         self._used: list[Devices] = []  # devices whose models may have been overwritten
         may = active if active is not None else everyone if problem.cohort else None
         self._told = None if may is None else may.mask.clone()  # a copy, in case a method writes into the mask
@@ -271,13 +272,14 @@ class Round:
         if devices.anchors is None:
             return Devices(models)
         kept = params if stored is None else stored
-        self._stored += 1
-        if self._stored > 1 and not can_look(params) and devices.anchors.pool.shape[1] < shape[1]:
+        again = any(devices is one for one in self._stored)
+        if again and not can_look(params) and devices.anchors.pool.shape[1] < shape[1]:
             raise PluginError(
                 f"algorithm {self._owner}: broadcast() stores a second anchor in a round; with more devices than "
                 "rounds, a GPU has room for one in each"
             )
-        return Devices(models, devices.anchors.after(kept, who, self._engine.donates))
+        self._stored.append(Devices(models, devices.anchors.after(kept, who, self._engine.donates)))
+        return self._stored[-1]
 
     def _check_broadcast(
         self, shape: tuple[int, int], params: Any, devices: Any, trained: Any, unsent: Any, stored: Any

@@ -73,6 +73,8 @@ class Anchors:
             number = pad(number, (0, 1), value=FREE)
         elif not in_place:
             pool = pool.clone()
+        if not can_look(pool) and pool.shape[1] < who.shape[1]:  # room for a model a round: more must not go unnoticed
+            params = params.masked_fill((full & sent)[:, None], torch.nan)
         row = (number != FREE).to(torch.int8).argmin(dim=-1, keepdim=True)  # the first free row
         written = torch.zeros_like(number, dtype=torch.bool).scatter_(1, row, sent[:, None])
         replace_rows(pool, written, params)

@@ -32,10 +32,11 @@ def squares(end: Tensor, pool: Tensor | None, slot: Tensor | None, who: Tensor) 
     """‖end_i − pool[slot_i]‖² of `who`, or ‖end_i‖² without a pool, in float64, [S, M]; 0 for the others."""
     num_seeds, num_devices, size = end.shape
     strides = (0, 0) if pool is None else pool.stride()[:2]
+    apart = end.stride(0) if num_devices == 1 else end.stride(1)
     parts = torch.empty((num_seeds, num_devices, NORM_BLOCKS), dtype=torch.float64, device=end.device)
     device.squares[(num_seeds * num_devices, NORM_BLOCKS)](
         end, end if pool is None else pool, who if slot is None else slot, who.contiguous(), parts,
-        size, num_devices, end.stride(1), *strides, BLOCKS=NORM_BLOCKS, SPAN=SPAN, RELATIVE=pool is not None,
+        size, num_devices, apart, *strides, BLOCKS=NORM_BLOCKS, SPAN=SPAN, RELATIVE=pool is not None,
     )  # fmt: skip
     return parts.sum(-1)
 
@@ -46,7 +47,7 @@ def weighted_sum(end: Tensor, pool: Tensor | None, slot: Tensor | None, weights:
     who = who.contiguous()
     strides = (0, 0) if pool is None else pool.stride()[:2]
     total = end.new_empty(num_seeds, size)
-    device.weighted_sum[(num_seeds, triton.cdiv(size, SPAN // 4))](
+    device.weighted_sum[(triton.cdiv(size, SPAN // 4), num_seeds)](
         end, end if pool is None else pool, who if slot is None else slot, weights.contiguous(), who, total,
         size, num_devices, end.stride(0), end.stride(1), *strides, SPAN=SPAN // 4, RELATIVE=pool is not None,
     )  # fmt: skip

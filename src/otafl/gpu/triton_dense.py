@@ -27,5 +27,5 @@ def quantise(values, drawn, scales, levels, found, size, values_stride, drawn_st
     value = tl.load(values + row * values_stride + at, mask=inside, other=0.0)
     chance = tl.load(drawn + row * drawn_stride + at, mask=inside, other=0.0)
     factor = top / (2 * tl.where(scale > 0, scale, 1.0))
-    step = tl.minimum(tl.floor(value * factor + chance + top / 2), top)
+    step = tl.maximum(tl.minimum(tl.floor(value * factor + chance + top / 2), top), 0)
     tl.store(found + row * size + at, step * (2 * scale / top) - scale, mask=inside)

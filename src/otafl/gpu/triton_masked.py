@@ -40,8 +40,8 @@ def weighted_sum(
     SPAN: tl.constexpr, RELATIVE: tl.constexpr,
 ):  # fmt: skip
     """One span of one seed's weighted sum."""
-    seed = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    seed = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
     inside = at < size
     sum_here = tl.zeros((SPAN,), dtype=tl.float32)
     for i in range(num_devices):

@@ -50,7 +50,7 @@ def slots(bits: Tensor, rate: Tensor, who: Tensor, deadline_s: float | Tensor) -
     length = torch.where(who & (rate > 0), bits / rate, torch.inf)
     order = torch.where(who, rate, -1.0).argsort(dim=-1, descending=True, stable=True)
     ends = length.gather(-1, order).cumsum(-1)
-    deadline = deadline_s[..., None] if isinstance(deadline_s, Tensor) else deadline_s
+    deadline = deadline_s.to(ends.device)[..., None] if isinstance(deadline_s, Tensor) else deadline_s
     through = torch.zeros_like(who).scatter(-1, order, ends <= deadline)
     return through, torch.where(through, length, 0.0)
 
@@ -67,9 +67,9 @@ def quantised(values: Tensor, bits: Tensor | int, uniform: Tensor) -> Tensor:
     """
     levels = values.new_full((1,), 2.0**bits - 1) if isinstance(bits, int) else 2.0 ** bits[..., None].to(values) - 1
     scale = torch.linalg.vector_norm(values, ord=torch.inf, dim=-1, keepdim=True)
-    if dense.possible(values) and dense.possible(uniform) and values.dim() == 2:
+    if dense.possible(values) and dense.possible(uniform) and values.dim() == 2 and uniform.shape == values.shape:
         return dense.quantised(values, uniform, scale, levels)
     safe = torch.where(scale > 0, scale, 1.0)
-    step = torch.addcmul(uniform, values, levels / (2 * safe)).add_(levels / 2).floor_()
+    step = torch.addcmul(uniform, values, levels / (2 * safe)).add_(levels / 2).floor_().clamp_(min=0)
     torch.minimum(step, levels, out=step)
     return torch.addcmul(-scale, step, 2 * scale / levels)

@@ -14,6 +14,7 @@ import dataclasses
 import gc
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from otafl.core.metrics import Ledger
 from otafl.core.state import copied, overwrite, tensors_of, unaliased
+from otafl.errors import TooLargeError
 from otafl.registry import in_a_line
 from otafl.simulation.build import Simulation
 
@@ -64,13 +66,14 @@ class Rounds:
     def _try(self, t: int) -> None:
         """Do round t both ways; if they differ, keep the usual result and do all later rounds as usual."""
         assert self._recorded is not None
-        try:
-            mine, ledger = copied(self.state), self._ledger.copied()
-        except torch.OutOfMemoryError:
+        step, ledger = None, self._ledger.copied()
+        with suppress(torch.OutOfMemoryError, TooLargeError):
+            # all are trained, as in recorded rounds
+            step = self._sim.take(copied(self.state), self._sim.round_at(t, skip_unheard=False))
+        if step is None:
             self._give_up("there is no memory for trying")
             self.advance(t)
             return
-        step = self._sim.take(mine, self._sim.round_at(t, skip_unheard=False))  # all are trained, as in recorded rounds
         ledger.observe(t, step, self._sim.noise_var_j)
         expected = _numbers(step.state, ledger)
         why = "a recorded round led elsewhere"

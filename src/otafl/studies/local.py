@@ -117,6 +117,7 @@ def carry_out(
 
     Runs that find no memory beside others are tried again afterwards, by half as many workers.
     """
+    workers = min(workers, len(cases))
     while cases:
         cases = _carry_out(study, cases, board, workers, device, threads, together)
         workers, together = max(1, min(workers, len(cases)) // 2), 1

@@ -75,15 +75,19 @@ def carry_out(task: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> N
         except Exception as error:
             for turn in turns.values():
                 turn.outcome = turn.outcome or error
-        for name, turn in turns.items():
-            busy = isinstance(turn.outcome, RunBusyError)  # another worker may still write its last checkpoint
+        together = len(turns)
+        outcomes = {name: turn.outcome for name, turn in turns.items()}
+        turns.clear()
+        while outcomes:
+            name, outcome = next(iter(outcomes.items()))
+            busy = isinstance(outcome, RunBusyError)  # another worker may still write its last checkpoint
             if busy and time.monotonic() < patience.setdefault(name, time.monotonic() + BUSY_PATIENCE_S):
                 waiting.append([name])
-            elif cramped(turn.outcome) and len(turns) > 1:
+            elif cramped(outcome) and together > 1:
                 waiting.append([name])  # alone it may find room
             else:
-                tell({"run": name, **_report(turn.outcome), **({"cramped": True} if cramped(turn.outcome) else {})})
-        turns.clear()
+                tell({"run": name, **_report(outcome), **({"cramped": True} if cramped(outcome) else {})})
+            del outcomes[name], outcome  # with all that it holds
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # what this process keeps, others cannot have
             gc.collect()
             torch.cuda.empty_cache()

@@ -31,6 +31,9 @@ difference = torch.where(who[..., None], end - pool[torch.arange(2)[:, None], sl
 squares = difference.double().square().sum(-1)
 assert torch.allclose(masked.squares(end, pool, slot, who), squares, rtol=1e-6)
 assert torch.allclose(masked.squares(end, None, None, who), torch.where(who, end.double().square().sum(-1), 0.0))
+cut = torch.randn(3, 50, generator=draw)[:, :37]  # one vector a seed, with room between them
+everyone = torch.ones(3, 1, dtype=torch.bool)
+assert torch.allclose(masked.squares(cut.unsqueeze(1), None, None, everyone)[:, 0], cut.double().square().sum(1))
 total = (weights[..., None] * difference).sum(1)
 assert torch.allclose(masked.weighted_sum(end, pool, slot, weights, who), total, atol=1e-4)
 chosen = torch.where(who[:, :3], weights[:, :3], 0.0)
@@ -71,6 +74,8 @@ for bits in (3, torch.tensor([1, 8, 5])):
     found = quantised(normal, bits, drawn)
     dense.possible = possible
     assert torch.allclose(found, expected, atol=1e-5) and (found[1] == 0).all()
+edge = torch.sign(torch.randn(20, 3000, generator=draw))
+assert dense.quantised(edge, torch.rand(20, 3000), torch.ones(20, 1), torch.full((1,), 2.0**16 - 1)).abs().max() <= 1
 
 keys = {"training.engine": "preactivation", "training.precision": "float32", "training.batch_size": 16}
 keys |= {"model.hidden": [150], "data.train_images": 2000, "cell.devices": 3, "experiment.seeds": [0]}

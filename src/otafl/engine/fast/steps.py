@@ -10,7 +10,7 @@ Does not know: where start models come from, what the gradients are used for.
 import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -271,14 +271,18 @@ def _coefficients(
     """The coefficients a and b of a rule's steps on the compute device, and b on the host."""
     if isinstance(lr, Tensor):
         raise NotRecordable("weight decay and a proximal term need the learning rate on the host")
-    return _kept_coefficients(rule, steps, lr, device, dtype)
+    if lr:
+        a, b = rule.unrolled(steps, lr)
+        return a.to(device, dtype), b.to(device, dtype), b.tolist()
+    return _kept_coefficients(rule, steps, device, dtype)
 
 
-@lru_cache(maxsize=8)
+@cache  # for good: a CUDA graph may read them
 def _kept_coefficients(
-    rule: LocalRule, steps: int, lr: float, device: torch.device, dtype: torch.dtype
+    rule: LocalRule, steps: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, list[float]]:
-    a, b = rule.unrolled(steps, lr)
+    """The coefficients of a rule in which the learning rate has no part."""
+    a, b = rule.unrolled(steps, 0.0)
     return a.to(device, dtype), b.to(device, dtype), b.tolist()
 
 
