@@ -1,5 +1,6 @@
 """All engines do the same SGD; float64 to 1e-9."""
 
+import itertools
 import math
 from typing import Any
 
@@ -9,7 +10,10 @@ import torch
 from torch import nn
 
 import otafl
+from otafl import registry
 from otafl.engine.batches import BatchSampler
+from otafl.engine.training import ChunkEngine, one_by_one
+from otafl.engine.updates import RowUpdates
 from otafl.errors import PluginError
 from tests.conftest import make_config, simulate
 
@@ -40,6 +44,56 @@ def config_of(model: str, **overrides: Any) -> otafl.Config:
 
 ENGINES = [("batched", 0), ("threads", 0), ("threads", 10**9), ("preactivation", 0)]
 """And from how many values on channels lie last in memory."""
+
+
+@pytest.mark.parametrize("algorithm", sorted(registry.BUILTIN["algorithms"]))
+def test_every_device_trains_once_a_round(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On threads, where devices train as late as when something is asked of their updates, and for a sum again."""
+    sim = simulate(make_config(algorithm, {"training.engine": "threads"}))
+    trained: list[int] = []
+    real = ChunkEngine._train_rows
+
+    def counted(self: Any, work: Any, rows: Any, flat: Any) -> None:
+        trained.extend(rows.tolist())
+        real(self, work, rows, flat)
+
+    monkeypatch.setattr(ChunkEngine, "_train_rows", counted)
+    state = sim.init()
+    for t in range(2):
+        trained.clear()
+        state = sim.step(state, t).state
+        assert trained
+        assert len(set(trained)) == len(trained)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_what_is_asked_late_is_what_was_trained(threads: int) -> None:
+    """Sums, norms and end points in any order and number; a sum alone keeps no end points."""
+    sim = simulate(make_config("fedavg", {"training.engine": "threads"}))
+    sim._engine = ChunkEngine(one_by_one, chunk=1, threads=threads)
+    eager = simulate(make_config("fedavg", {"training.engine": "batched"})).round_at(1)
+    who = torch.tensor([[True, False, True, True], [False, False, True, False]])
+    weights = torch.rand(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    everyone = eager.everyone
+    expected = eager.train(sim.problem.initial)
+    asks: dict[str, Any] = {
+        "sum": lambda updates: updates.superpose(weights, who),
+        "norms": lambda updates: updates.norms(everyone),
+        "dense": lambda updates: updates.dense(),
+    }
+    for order in itertools.permutations(["sum", "sum", "norms", "dense"]):
+        updates = sim.round_at(1).train(sim.problem.initial)
+        for ask in order:
+            assert torch.allclose(asks[ask](updates), asks[ask](expected), rtol=1e-9, atol=1e-12), order
+    updates = sim.round_at(1).train(sim.problem.initial)
+    asks["sum"](updates)
+    assert isinstance(updates, RowUpdates)
+    assert updates._known is None
+    start = sim.problem.initial.clone()
+    late = sim.round_at(1).train(start)
+    start += 1
+    with pytest.raises(RuntimeError, match="no longer valid"):
+        asks["sum"](late)
 
 
 @pytest.mark.parametrize("batches", ["per_step", "per_round"])

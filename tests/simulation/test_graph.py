@@ -86,7 +86,7 @@ def test_a_gpu_has_room_for_as_many_anchors_as_rounds_can_make(monkeypatch: pyte
     """Six devices, three rounds, four rows: the same means as with a row for every device."""
     monkeypatch.setattr("otafl.engine.devices.can_look", lambda values: False)
     params = torch.arange(6.0).view(2, 3)
-    few, many = Anchors.initial(params, 6, rounds=3), Anchors.initial(params, 6)
+    few, many = Anchors.initial(params, 6, 4), Anchors.initial(params, 6, 6)
     assert (few.pool.shape[1], many.pool.shape[1]) == (4, 6)
     draw = torch.Generator().manual_seed(0)
     for t in range(3):

@@ -90,7 +90,10 @@ class Problem:
         if anchor is not None and (type(anchor) is not Tensor or anchor.shape != self.initial.shape):
             raise PluginError(f"problem.devices(): an anchor is a model for each seed, {list(self.initial.shape)}")
         models = aligned(self._shape, self.initial).copy_(self.initial[:, None, :].expand(-1, self.num_devices, -1))
-        return Devices(models, None if anchor is None else Anchors.initial(anchor, self.num_devices, self.rounds))
+        if anchor is None:
+            return Devices(models)
+        most = min(self.num_devices, self.rounds + 1) if self.rounds else self.num_devices  # one more in every round
+        return Devices(models, Anchors.initial(anchor, self.num_devices, most))
 
     def vectors(self) -> Vectors:
         """One vector of zeros per device, [S, M, P]: a memory for the method's state, for instance the last update."""

@@ -31,17 +31,12 @@ class Anchors:
     """Row of `pool` that holds each device's anchor, int [S, M]."""
 
     @staticmethod
-    def initial(params: Tensor, num_devices: int, rounds: int = 0) -> "Anchors":
-        """The anchors of round 0: every device has received x^0 [S, P]; every round may add one, if `rounds` is known.
-
-        On a GPU rows cannot be added later, so there are as many as can be needed.
-        """
-        most = min(num_devices, rounds + 1) if rounds else num_devices
-        num_rows = 1 if can_look(params) else most
+    def initial(params: Tensor, num_devices: int, most_rows: int) -> "Anchors":
+        """The anchors of round 0: every device has received x^0 [S, P]; `most_rows` if rows cannot be added later."""
+        num_rows = 1 if can_look(params) else most_rows
         pool = aligned((len(params), num_rows, params.shape[1]), params).zero_()
         pool[:, 0] = params
-        number = torch.full((len(params), num_rows), FREE, device=params.device)
-        number[:, 0] = 0
+        number = pad(torch.zeros_like(params[:, :1], dtype=torch.int64), (0, num_rows - 1), value=FREE)
         return Anchors(pool, number, torch.zeros((len(params), num_devices), dtype=torch.int64, device=params.device))
 
     def continued(self, saved: "Anchors") -> "Anchors":

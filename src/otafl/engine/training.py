@@ -8,8 +8,9 @@ Does not know: channels, methods, what becomes of the updates.
 """
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -207,6 +208,8 @@ class ChunkEngine:
     def train(self, work: LocalWork) -> Updates:
         """Every device's update."""
         index, num_devices = work.rows.index, work.batches.shape[1]
+        if work.start.dim() == 2 and self._chunk == 1 and work.start.device.type == "cpu":
+            return RowUpdates(work.start, num_devices, work.rows, lambda places: self._ends(work, places), work.lr)
         if work.start.dim() == 2:  # models are made for devices that train, and for no others
             ends = work.start[index // num_devices]
             self._in_parts(work, lambda part: self._train_rows(work, index[part], ends[part]))
@@ -222,6 +225,26 @@ class ChunkEngine:
 
         self._in_parts(work, train)
         return work.updates(end)
+
+    def _ends(self, work: LocalWork, places: Sequence[int]) -> Iterator[Tensor]:
+        """Train some of the rows from a shared start, one on each thread, and yield their end points [P] in turn."""
+
+        def end(place: int) -> Tensor:
+            row = work.rows.index[place : place + 1]
+            flat = work.start[row // work.batches.shape[1]]
+            self._train_rows(work, row, flat)
+            return flat[0]
+
+        if self._threads == 1:
+            yield from map(end, places)
+            return
+        under_way: deque[Future[Tensor]] = deque()
+        for place in places:
+            under_way.append(_pool(self._threads).submit(end, place))
+            if len(under_way) > self._threads:  # no more end points than threads wait
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
 
     def _in_parts(self, work: LocalWork, train: Callable[[slice], None]) -> None:
         """Call a function for every chunk of the rows."""

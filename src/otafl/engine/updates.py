@@ -4,7 +4,7 @@ Knows: end points of local training and the models they are measured against.
 Does not know: how training was done, the radio.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from otafl.gpu import masked
 from otafl.radio.vectors import Vectors
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference formed at once
+Late = Callable[[Sequence[int]], Iterator[Tensor]]
+"""Trains rows, given by their places, and yields the end point [P] of each in turn, which may be overwritten."""
 
 
 class Updates:
@@ -217,11 +219,15 @@ class Updates:
 
 
 class RowUpdates(Updates):
-    """Updates of devices that started from one model, with the models of those alone that trained."""
+    """Updates of devices that started from one model, with the models of those alone that trained.
 
-    def __init__(self, start: Tensor, num_devices: int, rows: Rows, ends: Tensor, lr: float | Tensor) -> None:
-        """Start [S, P], the rows that trained and their end points [N, P]."""
-        self._rows, self._ends = rows, ends
+    Devices may train as late as when something is asked: a single sum then needs no memory for their models.
+    """
+
+    def __init__(self, start: Tensor, num_devices: int, rows: Rows, ends: "Tensor | Late", lr: float | Tensor) -> None:
+        """Start [S, P], the rows that trained and their end points [N, P], or what gives these one by one."""
+        self._rows, self._late = rows, None if isinstance(ends, Tensor) else ends
+        self._known, self._summed = ends if isinstance(ends, Tensor) else None, False
         self._position = torch.full((len(start) * num_devices,), -1, device=start.device)
         self._position[rows.index] = torch.arange(len(rows), device=start.device)
         super().__init__(start, *shared_reference(start, num_devices), lr)
@@ -233,6 +239,31 @@ class RowUpdates(Updates):
         models = self._end[:, None, :].repeat(1, self._slot.shape[1], 1)
         models.flatten(0, 1)[self._rows.index] = self._ends
         return models
+
+    @property
+    def _ends(self) -> Tensor:
+        """End points of the rows that trained, [N, P]; they train now, if they have not."""
+        if self._known is None:
+            assert self._late is not None
+            self._known = self._end.new_empty(len(self._rows), self._end.shape[1])
+            for row, end in zip(self._known, self._late(range(len(self._rows))), strict=True):
+                row.copy_(end)
+            self._versions = self._current_versions()
+        return self._known
+
+    def _masked_sum(self, weights: Tensor, who: Tensor) -> Tensor:
+        """Σ_i weights_i (end_i − start) over the devices `who`, [S, P]; the first time without keeping end points."""
+        if self._known is not None or self._summed or self._late is None:
+            return super()._masked_sum(weights, who)
+        self._summed = True  # who asks again gets end points that are kept
+        total, each = torch.zeros_like(self._end), torch.where(who, weights, 0.0).flatten().tolist()
+        rows = self._rows.index.tolist()
+        asked = who.flatten().tolist()
+        places = [place for place, row in enumerate(rows) if asked[row]]
+        for place, end in zip(places, self._late(places), strict=True):
+            s = rows[place] // self._rows.num_devices
+            total[s].add_(end.sub_(self._end[s]), alpha=each[rows[place]])
+        return total
 
     @property
     def _by_kernels(self) -> bool:
@@ -259,7 +290,7 @@ class RowUpdates(Updates):
             yield start, start + len(index), difference
 
     def _current_versions(self) -> tuple[int, ...]:
-        return self._end._version, self._ends._version, self._slot._version
+        return self._end._version, 0 if self._known is None else self._known._version, self._slot._version
 
 
 def shared_reference(params: Tensor, num_devices: int) -> tuple[Tensor, Tensor]:
