@@ -8,11 +8,10 @@ Does not know: channels, methods, what becomes of the updates.
 """
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Protocol
 
 import torch
@@ -24,7 +23,7 @@ from otafl.engine.fast.one_core import FactoredLinear
 from otafl.engine.objective import Objective
 from otafl.engine.rows import Rows, aligned
 from otafl.engine.rule import PLAIN, LocalRule
-from otafl.engine.updates import RowUpdates, Updates, own_references, shared_reference
+from otafl.engine.updates import Late, RowUpdates, Updates, own_references, shared_reference
 
 
 class NotRecordable(Exception):
@@ -208,11 +207,9 @@ class ChunkEngine:
     def train(self, work: LocalWork) -> Updates:
         """Every device's update."""
         index, num_devices = work.rows.index, work.batches.shape[1]
-        if work.start.dim() == 2 and self._chunk == 1 and work.start.device.type == "cpu":
-            return RowUpdates(work.start, num_devices, work.rows, lambda places: self._ends(work, places), work.lr)
         if work.start.dim() == 2:  # models are made for devices that train, and for no others
-            ends = work.start[index // num_devices]
-            self._in_parts(work, lambda part: self._train_rows(work, index[part], ends[part]))
+            late = self._chunk == 1 and work.start.device.type == "cpu"
+            ends = Late(lambda: self._ends(work), partial(self._total, work)) if late else self._ends(work)
             return RowUpdates(work.start, num_devices, work.rows, ends, work.lr)
         end = work.start if work.overwrites else work.models()
         models = end.flatten(0, 1)
@@ -226,25 +223,33 @@ class ChunkEngine:
         self._in_parts(work, train)
         return work.updates(end)
 
-    def _ends(self, work: LocalWork, places: Sequence[int]) -> Iterator[Tensor]:
-        """Train some of the rows from a shared start, one on each thread, and yield their end points [P] in turn."""
+    def _ends(self, work: LocalWork) -> Tensor:
+        """End points [N, P] of the rows, from a shared start."""
+        index = work.rows.index
+        ends = work.start[index // work.batches.shape[1]]
+        self._in_parts(work, lambda part: self._train_rows(work, index[part], ends[part]))
+        return ends
 
-        def end(place: int) -> Tensor:
-            row = work.rows.index[place : place + 1]
-            flat = work.start[row // work.batches.shape[1]]
-            self._train_rows(work, row, flat)
-            return flat[0]
+    def _total(self, work: LocalWork, places: Sequence[int], weights: Sequence[float]) -> Tensor:
+        """Σ weight (end − start) over the rows at some places, [S, P]; every thread keeps one model and one sum."""
+        seeds = (work.rows.index // work.batches.shape[1]).tolist()
+
+        def share(first: int) -> Tensor:
+            total, model = torch.zeros_like(work.start), torch.empty_like(work.start[:1])
+            for k in range(first, len(places), self._threads):  # a fixed share, so that the order of sums is fixed
+                place = places[k]
+                start = work.start[seeds[place]]
+                model.copy_(start[None])
+                self._train_rows(work, work.rows.index[place : place + 1], model)
+                total[seeds[place]].add_(model[0].sub_(start), alpha=weights[k])
+            return total
 
         if self._threads == 1:
-            yield from map(end, places)
-            return
-        under_way: deque[Future[Tensor]] = deque()
-        for place in places:
-            under_way.append(_pool(self._threads).submit(end, place))
-            if len(under_way) > self._threads:  # no more end points than threads wait
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+            return share(0)
+        first, *others = _pool(self._threads).map(share, range(self._threads))
+        for other in others:
+            first += other
+        return first
 
     def _in_parts(self, work: LocalWork, train: Callable[[slice], None]) -> None:
         """Call a function for every chunk of the rows."""

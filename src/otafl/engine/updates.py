@@ -5,6 +5,7 @@ Does not know: how training was done, the radio.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,8 +16,16 @@ from otafl.gpu import masked
 from otafl.radio.vectors import Vectors
 
 CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**28}  # elements of a difference formed at once
-Late = Callable[[Sequence[int]], Iterator[Tensor]]
-"""Trains rows, given by their places, and yields the end point [P] of each in turn, which may be overwritten."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """Local training that is done when something is asked of its updates, for rows from a shared start."""
+
+    ends: Callable[[], Tensor]
+    """Trains, and gives the end points [N, P] of all rows."""
+    total: Callable[[Sequence[int], Sequence[float]], Tensor]
+    """Trains the rows at some places, and gives the weighted sum of end − start, [S, P]; keeps no end points."""
 
 
 class Updates:
@@ -225,7 +234,7 @@ class RowUpdates(Updates):
     """
 
     def __init__(self, start: Tensor, num_devices: int, rows: Rows, ends: "Tensor | Late", lr: float | Tensor) -> None:
-        """Start [S, P], the rows that trained and their end points [N, P], or what gives these one by one."""
+        """Start [S, P], the rows that trained and their end points [N, P], or what gives them."""
         self._rows, self._late = rows, None if isinstance(ends, Tensor) else ends
         self._known, self._summed = ends if isinstance(ends, Tensor) else None, False
         self._position = torch.full((len(start) * num_devices,), -1, device=start.device)
@@ -245,9 +254,7 @@ class RowUpdates(Updates):
         """End points of the rows that trained, [N, P]; they train now, if they have not."""
         if self._known is None:
             assert self._late is not None
-            self._known = self._end.new_empty(len(self._rows), self._end.shape[1])
-            for row, end in zip(self._known, self._late(range(len(self._rows))), strict=True):
-                row.copy_(end)
+            self._known = self._late.ends()
             self._versions = self._current_versions()
         return self._known
 
@@ -256,14 +263,8 @@ class RowUpdates(Updates):
         if self._known is not None or self._summed or self._late is None:
             return super()._masked_sum(weights, who)
         self._summed = True  # who asks again gets end points that are kept
-        total, each = torch.zeros_like(self._end), torch.where(who, weights, 0.0).flatten().tolist()
-        rows = self._rows.index.tolist()
-        asked = who.flatten().tolist()
-        places = [place for place, row in enumerate(rows) if asked[row]]
-        for place, end in zip(places, self._late(places), strict=True):
-            s = rows[place] // self._rows.num_devices
-            total[s].add_(end.sub_(self._end[s]), alpha=each[rows[place]])
-        return total
+        asked, each = who.flatten()[self._rows.index], torch.where(who, weights, 0.0).flatten()[self._rows.index]
+        return self._late.total(asked.nonzero().flatten().tolist(), each[asked].tolist())
 
     @property
     def _by_kernels(self) -> bool:
