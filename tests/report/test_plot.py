@@ -322,3 +322,8 @@ def test_logarithmic_axes_have_usual_numbers_and_no_round_0(folder: Path) -> Non
     assert np.isfinite(axes.lines[0].get_xdata()[1:]).all()
     assert axes.xaxis.get_major_formatter()(2.0, 0) == "2"
     assert plot(folder, log_x=True).numbers == plot(folder).numbers
+    with pytest.raises(ConfigError, match="-x method: has words, for which --log-x has no place"):
+        plot(folder, x="method", log_x=True)
+    quiet = otafl.run(make_config("ota-fedavg", {"radio.tx_power_dbm": -10.0, "experiment.rounds": 2}), device="cpu")
+    with pytest.raises(ConfigError, match="values of 0 or less"):
+        plot(quiet, x="radio.tx_power_dbm", log_x=True)

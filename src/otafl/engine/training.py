@@ -88,11 +88,6 @@ class LocalWork:
         pool, slot = shared_reference(self.start, end.shape[1]) if self.start.dim() == 2 else own_references(self.start)
         return Updates(end, pool, slot, self.lr)
 
-    def need_rows(self) -> None:
-        """Raise NotRecordable if there is a mask; for code that must know exactly which rows train."""
-        if self.mask is not None:
-            raise NotRecordable("this engine needs to know which devices train")
-
     def models(self) -> Tensor:
         """A fresh copy of every device's start model, [S, M, P]."""
         shape = (*self.batches.shape[:2], self.start.shape[-1])

@@ -7,7 +7,7 @@ Does not know: masks, what the vectors are.
 import torch
 from torch import Tensor
 
-from otafl.gpu import need_triton
+from otafl.gpu import masked, need_triton
 
 try:
     need_triton()
@@ -18,11 +18,8 @@ except ImportError:
     triton = None
 
 SPAN = 4096  # values per program
-
-
-def possible(values: Tensor) -> bool:
-    """Whether the kernels accept these values."""
-    return triton is not None and values.is_cuda and values.dtype == torch.float32 and values.stride(-1) == 1
+possible = masked.possible
+"""Whether the kernels accept these values."""
 
 
 def uniform(normal: Tensor) -> Tensor:

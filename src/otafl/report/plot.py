@@ -197,6 +197,8 @@ def plot(
     rows: list[Sequence[Any]] = [("run", across, f"{y}_mean", f"{y}_std", "seeds")]
     few = len(curves) <= (MOST_BARS if over_axis else MOST_BANDS)
     words = list(dict.fromkeys(value for curve in curves for value in curve.x if isinstance(value, str)))
+    if log_x and over_axis and (words or any(isinstance(a, float) and a <= 0 for curve in curves for a in curve.x)):
+        raise ConfigError(f"-x {x}: has {'words' if words else 'values of 0 or less'}, for which --log-x has no place")
     columns = min(len(curves), _legend_columns([curve.label for curve in curves], width))
     inches, height = WIDTHS[width]
     lying = sum(len(word) + 2 for word in words) > MOST_LETTERS[width]  # values to the right, words below one another
@@ -208,7 +210,7 @@ def plot(
             label, spread = _printed(curve.label) + curve.failed, few and curve.seeds > 1
             where: Any = [words.index(value) if isinstance(value, str) else value for value in curve.x]
             mean, std = np.array(curve.mean), np.array(curve.std)
-            if log_x and not words and curve.x[0] is not None:  # where the first round is, there is no place
+            if log_x and not over_axis:  # where the first round is, there is no place
                 where = np.where(np.array(where) > 0, where, np.nan)
             if curve.x[0] is None:
                 (axes.axvline if lying else axes.axhline)(mean[0], linestyle=line, color=colour, label=label)
@@ -231,7 +233,7 @@ def plot(
         if bottom is None and y.endswith("_accuracy"):
             bottom = _below(curves, over_axis)
         _value_axis(axes, y, log, bottom, lying)
-        _frame(axes, across, log_x and not words, title)
+        _frame(axes, across, log_x, title)
         if over_axis:
             _axis_of_sweep(axes, across, words, [a for curve in curves for a in curve.x if isinstance(a, float)], lying)
             told = {run.result.summary["averaged_over"] for run in found}

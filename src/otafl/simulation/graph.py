@@ -28,8 +28,8 @@ from otafl.simulation.build import Simulation
 
 TRIED = 3  # rounds done twice: kernels are compiled in the first, the second is recorded, the third is replayed
 MOST_CHANGE = 0.02  # allowed error of a recorded round, relative to what the round changed
-LARGE = 6  # the state's copies and the recorded round's memory, at most, in states
 MOST_VALUE = 1e-5  # and, added to it, relative to the value itself
+LARGE = 6  # the state's copies and the recorded round's memory, at most, in states
 log = logging.getLogger(__name__)
 
 
@@ -125,9 +125,7 @@ class _RecordedRounds:
         self._t.fill_(t)
         self._lr.fill_(self._sim.config.training.lr_at(t))
         if self._ahead is None or not self._ahead.fill(t, self._batches, self._noise):
-            self._batches.copy_(self._sim.sampler.at(t))
-            for name, noise in self._noise.items():
-                noise.copy_(self._sim.air.noise(self._sim.seeds, name, t, noise.shape[-1]))
+            _draw(self._sim, t, self._batches, self._noise)
         if not self._warm:
             self._round(t, state, ledger)
             self._warm = True
@@ -168,6 +166,13 @@ class _RecordedRounds:
         return self._noise[name]
 
 
+def _draw(sim: Simulation, t: int, batches: Tensor, noise: dict[str, Tensor]) -> None:
+    """Fill mini-batches and noise, by the name of its stream, with those of round t."""
+    batches.copy_(sim.sampler.at(t))
+    for name, value in noise.items():
+        value.copy_(sim.air.noise(sim.seeds, name, t, value.shape[-1]))
+
+
 class _Ahead:
     """Draws mini-batches and noise of the next round on a stream of its own, while the GPU does the present one."""
 
@@ -188,9 +193,7 @@ class _Ahead:
             if self._batches is None:
                 self._batches = torch.empty_like(batches)
                 self._noise = {name: torch.empty_like(value) for name, value in noise.items()}
-            self._batches.copy_(self._sim.sampler.at(t))
-            for name, value in self._noise.items():
-                value.copy_(self._sim.air.noise(self._sim.seeds, name, t, value.shape[-1]))
+            _draw(self._sim, t, self._batches, self._noise)
             self._drawn.record()
 
     def fill(self, t: int, batches: Tensor, noise: dict[str, Tensor]) -> bool:

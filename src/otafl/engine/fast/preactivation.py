@@ -139,8 +139,6 @@ class PreactivationEngine:
                 squares += step.square() * change.square().sum((1, 2), dtype=torch.float64)
             step = step * _shorten(work, squares, slopes, tail_before, tail)[0]
         if change is not None:
-            if work.mask is not None:  # in a CUDA graph also rows that do not train are here
-                step = torch.where(work.mask.flatten()[index], step, 0.0)
             weight.sub_(step[:, None, None] * change)
         weight.baddbmm_(slopes.transpose(1, 2), inputs, alpha=-1)
 

@@ -10,8 +10,8 @@ Does not know: where start models come from, what the gradients are used for.
 import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import TypeVar
+from functools import cache, wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def head_of(objective: Objective) -> Head:
 
 
 _thread = threading.local()
-Result = TypeVar("Result")
+Steps = TypeVar("Steps", bound=Callable[..., Any])
 
 
 def scratch(name: str, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -69,6 +69,36 @@ def by_descend(work: LocalWork) -> bool:
     return work.plain or (work.rule.plain and work.correction is None and _by_kernel(work))
 
 
+def _within_mask(steps: Steps) -> Steps:
+    """Steps that leave rows outside the mask as they are, if there is a mask; what they return is 0 for these rows."""
+
+    @wraps(steps)
+    def masked(
+        work: LocalWork,
+        index: Tensor,
+        inputs: Tensor,
+        z: Tensor,
+        bias: Tensor | None,
+        rest: Tensor,
+        slopes: Tensor,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        if work.mask is None or (by_descend(work) and _by_kernel(work)):  # the kernel knows the mask
+            return steps(work, index, inputs, z, bias, rest, slopes, *more, **options)
+        trained = [part for part in (bias, rest) if part is not None]
+        before = [part.clone() for part in trained]
+        result = steps(work, index, inputs, z, bias, rest, slopes, *more, **options)
+        silent = ~work.mask.flatten()[index]
+        for part, was in zip(trained, before, strict=True):
+            part.copy_(torch.where(silent.view(-1, *[1] * (part.dim() - 1)), was, part))
+        slopes.masked_fill_(silent[:, None, None], 0.0)
+        return result if result is None else result.masked_fill(silent, 0.0)
+
+    return cast(Steps, masked)
+
+
+@_within_mask
 def descend(
     work: LocalWork,
     index: Tensor,
@@ -93,45 +123,9 @@ def descend(
         tf32, squares = work.objective.tf32, squares or work.start.dim() == 2
         counts = None if work.counts is None else work.counts.flatten()[index]
         return kernels.descend(head, batch, gram, z, bias, targets, rest, slopes, scale, mask, counts, tf32, squares)
-
-    def all_steps() -> Tensor | None:
-        return _one_after_the_other(work, inputs, z, bias, rest, targets, slopes, squares)
-
-    found = _for_mask(work, index, bias, rest, slopes, all_steps)
-    return found if found is None or work.mask is None else torch.where(work.mask.flatten()[index], found, 0.0)
-
-
-def _for_mask(
-    work: LocalWork, index: Tensor, bias: Tensor | None, rest: Tensor, slopes: Tensor, steps: Callable[[], Result]
-) -> Result:
-    """Do the steps of all rows, then undo those of rows that are not in the mask, if there is one."""
-    if work.mask is None:
-        return steps()
-    trained = [part for part in (bias, rest) if part is not None]
-    before = [part.clone() for part in trained]
-    result, silent = steps(), ~work.mask.flatten()[index]
-    for part, was in zip(trained, before, strict=True):
-        part.copy_(torch.where(silent.view(-1, *[1] * (part.dim() - 1)), was, part))
-    slopes.masked_fill_(silent[:, None, None], 0.0)
-    return result
-
-
-def _one_after_the_other(
-    work: LocalWork,
-    inputs: Tensor,
-    z: Tensor,
-    bias: Tensor | None,
-    rest: Tensor,
-    targets: Tensor,
-    slopes: Tensor,
-    squares: bool,
-) -> Tensor | None:
-    """All steps of `descend` with PyTorch, of all rows whether they are in the mask or not."""
-    head, per_round = head_of(work.objective), work.batches.shape[2] == 1 and work.steps > 1
-    batch = work.batches.shape[3]
     rest_before = rest.clone() if squares else rest
     step, targets = _stepper(work, rest, targets, z)
-    if per_round:
+    if work.batches.shape[2] == 1 and work.steps > 1:  # one batch for the whole round
         (strip,) = gram_strips(inputs, inputs.shape[1], bias is not None)
         if bias is not None:
             z += bias
@@ -189,6 +183,7 @@ def _stepper(work: LocalWork, rest: Tensor, targets: Tensor, like: Tensor) -> tu
     return _chain_step(work, rest, (len(like), batch, head.outputs)), wanted
 
 
+@_within_mask
 def descend_by_rule(
     work: LocalWork,
     index: Tensor,
@@ -205,25 +200,6 @@ def descend_by_rule(
     `pull` is X (λ W₁ + c)ᵀ plus the first bias's part, [R, r, H], or None; `corrections` are those of the first bias
     [R, 1, H] and of the later layers. The caller must then change W₁ by −Gᵀ X − η b (λ W₁ + c).
     """
-
-    def all_steps() -> Tensor:
-        return _by_rule(work, index, inputs, z, bias, rest, slopes, pull, corrections)
-
-    return _for_mask(work, index, bias, rest, slopes, all_steps)
-
-
-def _by_rule(
-    work: LocalWork,
-    index: Tensor,
-    inputs: Tensor,
-    z: Tensor,
-    bias: Tensor | None,
-    rest: Tensor,
-    slopes: Tensor,
-    pull: Tensor | None,
-    corrections: tuple[Tensor | None, Tensor | None],
-) -> Tensor:
-    """All steps of `descend_by_rule`, of all rows whether they are in the mask or not."""
     rule, lr, batch = work.rule, work.lr, work.batches.shape[3]
     step, targets = _stepper(work, rest, labels_of(work, index), z)
     ruled = Ruled(work, rest, index, corrections[1])

@@ -148,12 +148,12 @@ def account(sim: Simulation, result: Result | None = None, tell: Tell | None = N
 
 def _constants(sim: Simulation, result: Result | None, tell: Tell | None) -> dict[str, estimates.Measured]:
     """Constants of the problem, at x⁰ and at the last model of a run."""
+    if result is not None and not len(result.params):
+        raise ConfigError("the run's models were deleted, and the constants need them; leave the run out")
     if tell is not None:
         tell("measuring the constants of the bound on this model and its data; a minute for the paper's")
     points = [sim.problem.initial[0]]
     if result is not None:
-        if not len(result.params):
-            raise ConfigError("the run's models were deleted, and the constants need them; leave the run out")
         points.append(result.params[0].to(sim.dtype))
         if not bool(points[1].isfinite().all()):
             raise ConfigError(
